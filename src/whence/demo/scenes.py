@@ -21,7 +21,7 @@ from whence.errors import OutputExists, UsageError
 if TYPE_CHECKING:
     from whence.results import Comparison
 
-# From strong to weak: the first that leaves the generated text as it was is taken.
+# From strong to weak: the first that leaves the generated text unchanged is used.
 STRENGTHS = {
     "eps": (1000.0, 100.0, 10.0),  # times the epsilon there was
     "weight": (16.0, 8.0, 4.0),  # standard deviations of the weight added to one element

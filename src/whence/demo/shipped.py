@@ -45,7 +45,7 @@ def play(folder: str) -> Iterator[Scene]:
         raise StoreFailed(f"cannot write {place}: {error.strerror or error}") from error
     runs, output = (str(place / "ref"), str(place / "port")), str(place / "cmp")
     page = place / "report.html"
-    # Alike with torch and without, and no second spent on loading it.
+    # The same with and without torch, and no time is spent on loading it.
     result = whence.compare(*runs, replay=False).in_folder(output)
     api.write(result, output)
     whence.report_html(output, page, force=True)

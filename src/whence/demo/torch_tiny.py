@@ -156,7 +156,7 @@ def build() -> TinyLM:
         model = TinyLM(len(story.vocabulary()))
         for name, weight in model.named_parameters():
             if weight.ndim == 2:
-                # What writes into the residual stream starts smaller, as GPT-2 does.
+                # Layers that write into the residual stream start smaller, as in GPT-2.
                 late = name.endswith(("o_proj.weight", "down_proj.weight"))
                 nn.init.normal_(
                     weight,

@@ -120,7 +120,7 @@ def _paddle(
     def own(value: Any) -> Any:
         array = _host(value)
         name = dtypes.of(array).name
-        # numpy's own dtypes alone are taken
+        # only numpy's own dtypes are accepted
         if array.dtype.kind == "V" or name.startswith(("bf", "float8")):
             tensor = paddle.to_tensor(array.astype(np.float32), place=place).cast(name)
         else:

@@ -54,7 +54,7 @@ def keep_latest(result: Comparison, output: str | os.PathLike[str] | None = None
     )
     body = () if output is not None or why else everything_json(result)
     try:
-        # part by part: the whole of a large one would take as much memory as its file
+        # encoded part by part: a large report as a whole would take as much memory as its file
         disk.write_file(folder / _name(), itertools.chain((head + b"\n",), body), mode=0o600)
     except OSError as error:
         return f"{folder}: {error.strerror or error}"

@@ -163,7 +163,7 @@ def _write_files(result: Comparison, folder: Path) -> None:
         if result.generation is not None:
             parts["generation.csv"] = [generation_csv(result)]
         parts |= {f"{view}.csv": [view_csv(view, rows)] for view, rows in result.views.items()}
-        # last: a comparison is read from it
+        # written last, because a comparison is read from it
         disk.write_together(folder, parts | {"report.json": everything_json(result)})
 
 

@@ -132,7 +132,7 @@ def _captured(
         with capture(model, runs[-1], **options):
             try:
                 called(model, values)
-            # whatever the user's model raises: told which of the two it was, and raised again
+            # any exception of the user's model is raised again, with a note that names the model
             except Exception as error:
                 error.add_note(
                     f"whence: raised by the {side} model, {type(model).__name__}, on the inputs "

@@ -98,12 +98,12 @@ def _looks(
                     if writing
                     else (reference_side.run, target_side.run)
                 )
-                # as far as both have come; the last look takes them as they ended
+                # up to the common step; the final comparison uses the whole runs
                 so_far = {**how, "partial": True} if writing else how
                 yield compare(*runs, **so_far)
                 if not writing:
                     return
-                # A look costs more the longer the runs are; half of the time at most is spent on
+                # A comparison costs more for longer runs; at most half of the time is spent on
                 # looking.
                 time.sleep(time.monotonic() - began)
             elif tell is not None:

@@ -258,7 +258,7 @@ def _narrowest(array: Array) -> str:
     for name in ("bfloat16", "float16", "float32"):
         with np.errstate(over="ignore"):
             held = values.astype(dtypes.named(name).numpy).astype(np.float64)
-        # a few round numbers, like 0.5, show nothing
+        # a few round numbers, like 0.5, do not show the dtype
         if np.array_equal(held, values) and (name == "float32" or values.size >= 8):
             return name
     return "float64"

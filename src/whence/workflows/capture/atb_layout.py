@@ -141,7 +141,7 @@ def _encoded(array: Array) -> bytes:
 
     name = dtypes.of(array).name
     code = next((number for number, dtype in ACL.items() if dtype == name), None)
-    # a type that the library has no number for
+    # a dtype for which the library has no code
     dtype_line = "" if code is not None else f"whence.dtype={name}\n"
     data = np.ascontiguousarray(array).tobytes()
     head = f"$Version=1.0\n$Object.Count=1\n$Object.Length={len(data)}\nformat=2\ndtype={-1 if code is None else code}\n{dtype_line}"  # noqa: E501

@@ -226,7 +226,7 @@ class _Inherited:
         self._session: Session | None = None
         self._shared = False
         self._close: Callable[[], None] | None = None
-        # a library wants to know of tasks before the first label
+        # a library must know the tasks before the first label
         _tasks.variables = _variables(self._library)
 
     def __call__(self, *label: Any) -> None:
@@ -262,7 +262,7 @@ class _Inherited:
         self._session = open_session(self._folder, decode(self._options), None)
         self._close = _open(self._session, self._folder, self._library)
         atexit.register(self.finish)
-        # its children end without atexit
+        # its child processes end without running atexit
         multiprocessing.util.Finalize(None, self.finish, exitpriority=9)
         before_leaving_at_once(self.finish)
 

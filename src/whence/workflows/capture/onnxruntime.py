@@ -72,7 +72,7 @@ class _Weights:
         start, end = _address(data), _address(data) + data.size
         self._files[str(Path(path).resolve())] = data
         folder = os.path.dirname(os.path.abspath(path))  # noqa: PTH100, PTH120
-        # parsed again from this mapping, so that addresses are places in the file
+        # parsed from this memory map, so that addresses are offsets in the file
         for tensor in onnx_model.parse(data.data).graph.initializers.values():
             if tensor.stored != tensor.dtype:  # less than a byte: not as it lies in the file
                 continue

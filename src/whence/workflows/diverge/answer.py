@@ -66,7 +66,7 @@ class Answer:
             next=tuple(self._next(part, status)),
         )
 
-    # ---- where they part
+    # ---- where the runs diverge
 
     def _part(self, start: Start) -> Parting:
         pair = self._pair
@@ -81,7 +81,7 @@ class Answer:
             return msgspec.structs.replace(batch, words=words, error=None)
         return pair.parting(start)
 
-    # ---- how sure
+    # ---- certainty
 
     def _why_not_same(self, first: Start | None, blind: int) -> list[str]:
         why = [*self._ended(), *self._uncompared()]

@@ -106,7 +106,7 @@ class Pair:
         out[reference.step[rows], reference.place[rows]] = left
         return out
 
-    # ---- what stands out
+    # ---- differences beyond the limits
 
     def starts(self) -> Iterator[Start]:
         """All places that differ by more than is allowed, in program order."""
@@ -128,7 +128,7 @@ class Pair:
             if change.is_setting or self._is_telling(change, quiet):
                 start = Start(change.step, change.moment, -1, change)
                 by_step.setdefault(change.step, []).append(start)
-        # each model counts steps of its own, so the clock orders them
+        # each model counts its own steps, so the steps are ordered by the clock
         yield from sorted(itertools.chain(*by_step.values()), key=self._rank)
 
     def _rank(self, start: Start) -> tuple[int, float, int]:
@@ -489,7 +489,7 @@ def _calls_of_one(
                 first[key] = step, is_reference
     if not first:
         return
-    # a call that is made in one run alone from its first step on is another program's
+    # a call that only one run makes from the first step on belongs to a different program
     seen = np.unique(np.concatenate([one.code, other.code]))
     started: dict[int, int] = {}
     for code in seen.tolist():

@@ -34,7 +34,7 @@ def drift_of(found: Distances, reference: Tested, names: Names) -> Drift:
         if slot.startswith(_MADE_FOR_PARAMETER):
             for cause in reference.places.causes[number]:
                 if keys[cause].phase == BACKWARD:
-                    # a sum over rows rounds as its summands do, also where these cancel out
+                    # a sum over rows rounds like its summands, even when these cancel out
                     size = scale[:, cause] * np.sqrt(count[cause] / count[number])
                     floor[:, number] = np.maximum(floor[:, number], size)
     return Drift(own, _over(found.error, np.maximum(scale, floor)))

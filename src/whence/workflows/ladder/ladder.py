@@ -357,7 +357,7 @@ class _Rungs:
         again = self.repeated if further is None else further
         if self.stairs.sees_inside:
             return compare(self.base, target, output=output, force=True, again=again)
-        # What lies inside compiled code has no partner; the question here is asked at its boundary.
+        # Calls inside compiled code have no partner, so only its boundary is compared.
         return compare(self.base, target, output=output, force=True, again=again, min_coverage=0.0)
 
     def _outcome(self, result: Comparison, target: Run) -> Outcome:
@@ -504,7 +504,7 @@ def _outcome_of(result: Comparison, reference: Run, target: Run) -> Outcome:
         words = f"what is returned is bit-equal, though inside not all is: {outcome.sentence}"
         return Outcome(RungKind.NOISE, "", words)
     if result.findings and all(f.verdict == VerdictKind.PARAM_DIFF for f in result.findings):
-        # codes of int8 written as uint8, for one: each differs by 128, and means the same
+        # for example int8 codes stored as uint8: each differs by 128 and has the same meaning
         why = (
             "only parameters differ, which an optimiser may write otherwise, and so does what is "
             f"returned; whether by more than rounding is not known: {outcome.sentence}"

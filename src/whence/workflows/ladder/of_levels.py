@@ -26,7 +26,7 @@ from whence.workflows.ladder.climbers import FINE, Climber, Judge, Stairs, first
 from whence.workflows.notebook_progress import Tell
 
 _OFF = RUNGS["onnxruntime"][0]
-# Domains that the runtime imports in a graph that it wrote, and exporters do not.
+# Domains that occur in graphs written by the runtime but not by exporters.
 _WRITTEN = ("com.microsoft.nchwc", "com.ms.internal.nhwc")
 
 

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from whence.judge.band import Band
 
 
-# One call of a kernel, judged by what its reference makes of the same inputs in float64.
+# One call of a kernel, judged by the result of its reference on the same inputs in float64.
 
 _REFUSALS = (ValueError, TypeError, AssertionError, NotImplementedError, RuntimeError)
 """Exceptions by which code refuses an input on purpose."""
@@ -211,7 +211,7 @@ def _unit(result: Array) -> tuple[float, float]:
     import ml_dtypes
 
     info = ml_dtypes.finfo(result.dtype)
-    # 16 bits are not flushed as a rule, and their smallest normal number is not a small one
+    # float16 is usually not flushed to zero, and its smallest normal number is fairly large
     smallest = info.smallest_subnormal if kind.bits <= 16 and kind.name == "float16" else info.tiny
     return float(kind.unit_roundoff or 0.0), float(smallest)
 
@@ -794,7 +794,7 @@ def arrays(forms: Sequence[Form], case: Case) -> dict[str, Array]:
         random = np.random.default_rng([case.seed, number])
         shape = f.shape(case.size_of)
         if f.is_floating:
-            # what is not a number, or stands out, is in one of the inputs
+            # only one of the inputs gets the NaN, infinities or outliers
             is_special = case.values in _ONE_INPUT
             chosen = floating[case.seed % len(floating)] if is_special else f.name
             kind = case.values if chosen == f.name else "ordinary"

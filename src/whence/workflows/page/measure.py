@@ -75,7 +75,7 @@ def page_of(
             missing.append(
                 "programs were compared before anything was computed: there is no tensor to show"
             )
-        # else tokens alone were compared
+        # otherwise only tokens were compared
         elif compared.generation is None or not compared.generation.logits_only:
             aligned, _ = reopened(compared, runs=runs)
         if aligned is not None and not _is_of(aligned, compared):
@@ -367,10 +367,10 @@ def _number(value: object) -> float | None:
 
 # The calls of a page: their order, their tree, who reads what, errors and verdicts.
 #
-# A page of any number of calls stays small (`limited`): which stand on it, and what it says of
-# the others.
+# A page stays small for any number of calls (`limited`): it chooses the calls to show and states
+# how many are left out.
 #
-# Calls that only one run has are placed between those that both have.
+# Calls that only one run has are placed between calls that both runs have.
 
 _LARGEST_RATIO = 1e30
 
@@ -522,7 +522,7 @@ class _Calls:
         maker_of: dict[tuple[int, int], int] = {}
         read: set[tuple[int, int]] = set()
         reads: list[dict[int, None]] = [{} for _ in calls]
-        # Calls around: place, their inputs, their outputs, outputs of calls inside.
+        # Enclosing calls: place, inputs, outputs, outputs of inner calls.
         opened: list[
             tuple[int, set[tuple[int, int]], set[tuple[int, int]], set[tuple[int, int]]]
         ] = []
@@ -572,7 +572,7 @@ def _errors(rows: Sequence[Row], worst: Verdict | None) -> dict[str, Any]:
     if outputs and error is None and all(r.measured.identical for r in outputs):
         error = 0.0
     incoming = _largest(r for r in rows if is_input(r.reference_slot))
-    # what statistics, or a print in part, tell
+    # errors known from statistics, or from partially printed tensors
     if error is None and worst is not None and worst.verdict != VerdictKind.UNDETERMINED:
         error, incoming = _finite(numbers.get("e_out")), incoming or _finite(numbers.get("e_in"))
     shares = ("share_inherited", "share_target", "share_reference")
@@ -798,7 +798,7 @@ class _Side:
                 for ref in call.refs
                 if is_input(ref.slot) and ref.record in makers
             }
-            # The innermost call that made a tensor begins last.
+            # Of the calls that return a tensor, the innermost begins last.
             makers.update((ref.record, code) for ref in call.refs if is_written(ref.slot))
         readers: dict[int, list[int]] = {}
         for code, read in reads.items():

@@ -86,7 +86,7 @@ class Walk:
             yield from self._below(call.id, sides if call.refs else None, began)
             yield from self._left(sides, began)
 
-    # ---- what a call is given
+    # ---- inputs of a call
 
     def _given(
         self, sides: _Sides, above: _Sides | None, place: int, before: int
@@ -133,7 +133,7 @@ class Walk:
         record = next((r.record for r in partner.refs if r.slot == ref.slot), None)
         return (ref.record, record) if record is not None else None
 
-    # ---- what a call leaves
+    # ---- outputs of a call
 
     def _left(self, sides: _Sides, began: int) -> Iterator[Difference]:
         inherited = self._unequal > began

@@ -133,7 +133,7 @@ def _written(case: Case, folder: Path) -> Path:
     text, tensors = script(case)
     with storing(f"write the script to {folder}"):
         disk.make_folders(folder)
-        # the script last: it reads the tensors
+        # write the script last, because it reads the tensors
         disk.write_together(folder, {FILES[1]: save(tensors), FILES[0]: text})
     return folder / FILES[0]
 
@@ -331,7 +331,7 @@ def _semantic(
         good.trace, bad.trace, good.results, bad.results, _is_bitwise_equal
     )
     differs = differing(reference, target)
-    # The fault is in what was asked of the device, so any device shows it.
+    # The fault is in the operators and arguments, not in the device, so any device shows it.
     way = replace(ways.target, backend="", device="cpu")
     case = Case(reference, target, way, ways.reference, equal=equal, differs=differs[0])
     is_parameter = subject.finding.verdict == VerdictKind.PARAM_DIFF
@@ -380,7 +380,7 @@ def _recorded(good: ReferenceTrace, ways: _Ways, missing: str) -> Case:
 
     whole = piece(good.trace, 0, len(good.trace.steps), good.results)
     recorded = {list(whole.results).index(n): t for n, t in good.recorded.items()}
-    # a compiler that no script can name
+    # a custom compiler, which the script cannot name
     foreign = ways.target.backend and missing and ways.target.device == "cpu"
     return Case(
         whole,

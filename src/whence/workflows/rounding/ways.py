@@ -223,7 +223,7 @@ class _Shake:
             return _widened(leaf)
         if not _is_float(leaf):
             return _same(leaf)
-        # of moves by one unit roundoff at most, half would round back
+        # half of the changes by at most one unit roundoff would round back to the original value
         unit = self._unit or 2 * dtypes.unit_roundoff(str(leaf.dtype).removeprefix("torch."))
         factor = 1 + unit * self._noise.uniform(-1, 1, tuple(leaf.shape))
         if not _is_tensor(leaf):

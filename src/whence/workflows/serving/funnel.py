@@ -373,8 +373,7 @@ def _windows(model: Any) -> Mapping[int, int]:
     return {n: int(window) for n, kind in enumerate(types) if kind == "sliding_attention"}
 
 
-# Log-probabilities that an engine reports, against the reference's logits: which transform of
-# these gives them.
+# The transform of the reference's logits that gives the log-probabilities which an engine reports.
 
 _NUCLEUS = (0.5, 0.7, 0.8, 0.9, 0.95, 0.99)
 _KEPT = (1, 2, 5, 10, 20, 40, 50, 100)
@@ -453,8 +452,8 @@ def _left(kept: Array, chosen: tuple[Array, Array], reported: Array) -> float:
     return float(np.nan_to_num(away, nan=np.inf).max())
 
 
-# The first tensor of a request that rounding does not explain: in the order in which an engine
-# made them, call by call.
+# The first tensor of a request with an error beyond rounding, in the order in which an engine
+# computes tensors, call by call.
 
 _LEAST = 32 * U32
 """Least floor of rounding: recorded tensors are float32, so smaller floors cannot be measured."""
@@ -624,8 +623,8 @@ def place_words(wrong: Wrong, heads: int) -> str:
     return f"{''.join(texts)}: {words}"
 
 
-# What wrong rows of a cache hold instead: nothing, rows of another request or position, another
-# head, a multiple, a rotation.
+# The content of wrong rows in a cache: zeros, rows of another request or position, another head, a
+# multiple, a rotation.
 
 _CLOSE = 1e-2
 """Largest relative difference of rows that count as equal."""

@@ -142,7 +142,7 @@ class Predictions:
                 f"{_kind(raw)}, not an object with {self.prompt_key!r} and {self.output_key!r}"
             )
         prompt, _ = _at(raw, self.prompt_key)
-        # An empty prompt tells no record from another.
+        # An empty prompt does not distinguish records.
         return (
             None
             if prompt is None or prompt in ("", [])

@@ -198,7 +198,7 @@ def again(side: Predictions, word: str) -> tuple[int, dict[bytes, Disagreement]]
         if differing is None:
             continue
         a, b = side.read(entries[0]), side.read(differing)
-        # A text and a list of ids cannot be matched; that they are two forms is disagreement
+        # A text and a list of ids cannot be matched; their different forms are disagreement
         # enough.
         figures = (
             match(a.output, b.output)

@@ -95,7 +95,7 @@ def wilson(count: int, of: int, confidence: float = 0.95) -> tuple[float, float]
     centre = share + z * z / (2 * of)
     spread = z * math.sqrt(share * (1 - share) / of + z * z / (4 * of * of))
     low, high = (centre - spread) / (1 + z * z / of), (centre + spread) / (1 + z * z / of)
-    # At none and at all an end is exact; rounding must not move it.
+    # For a count of 0 or `of`, one bound is exactly 0 or 1; rounding must not change it.
     return (0.0 if count == 0 else low), (1.0 if count == of else high)
 
 
@@ -108,7 +108,7 @@ def sign_test(changes: int, reverse: int) -> float:
         return 1.0
     if n <= _EXACT:
         return float(2 * sum(math.comb(n, i) for i in range(k + 1)) / (1 << n))
-    # The largest term from its logarithm, the smaller ones from it by ratios.
+    # The largest term comes from its logarithm, the smaller ones from the largest by ratios.
     term = total = 1.0
     for i in range(k, 0, -1):
         term *= i / (n - i + 1)

@@ -920,7 +920,9 @@ class Captures:
 
 
 def defined(source: str, folder: str) -> str:
-    """ "file:line" of "module.Class" if the package folder contains it; otherwise the given text."""
+    """The place "file:line" of "module.Class" if the package folder contains it; otherwise the
+    given text.
+    """
     module, _, name = source.rpartition(".")
     place = Path(folder, *module.split("."))
     files = [place.with_suffix(".py"), place / "__init__.py"] if folder and module else []

@@ -193,7 +193,7 @@ class _Finder:
     def _holds(self, exchanges: Sequence[Exchange]) -> bool:
         return self._moved(exchanges) <= WIDE_ROUNDING
 
-    # ---- which are special
+    # ---- units that differ from the others
 
     def _special(self, structure: Structure) -> str:
         """Describe the units that differ from the others; "" when nothing confirms that the

@@ -91,7 +91,7 @@ def _own(
     row, places = next(iter(spans.items()))
     one = inputs.with_rows([row])
     length = one.length
-    # the last one first: before it lies most
+    # the last document first: it has the most context before it
     for number in range(len(places), max(0, len(places) - _MOST_DOCUMENTS), -1):
         start, stop = places[number - 1]
         base = _document_alone(one, start, stop)
@@ -141,7 +141,7 @@ def _uncached(inputs: CallInputs) -> CallInputs:
     return inputs.changed(use_cache=False) if inputs.takes("use_cache") else inputs
 
 
-# ---- documents that are put together
+# ---- documents combined into one row
 
 
 def _made(judge: Judge, inputs: CallInputs, declared: bool | None) -> PropertyAnswer:

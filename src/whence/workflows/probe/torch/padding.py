@@ -146,7 +146,7 @@ def _left(judge: Judge, one: CallInputs) -> tuple[list[Variant], list[str]]:
             best = judge.variant(name, _numbered(one), _numbered(first), shifted)
             notes = [f"{note} without position_ids: pass them"]
     region = Positions(length + _FEW, length, _FEW, length + _FEW)
-    # some models count positions by the pad id: what is asked here is what attention sees
+    # some models count positions by the pad id, but this variant only tests attention
     filled = [_numbered(i) if i.takes(_POSITIONS) else i for i in (first, second, one)]
     others = judge.variant(
         "other ids in pads on the left", filled[0], filled[1], region, twin=filled[2]

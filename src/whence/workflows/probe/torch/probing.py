@@ -127,7 +127,7 @@ def _quiet() -> Iterator[None]:
         logger.setLevel(level)
 
 
-# Does a row depend on the rows beside it, on their number, or on its place among them?
+# Batch: whether a row depends on the other rows, on their number, or on its place among them.
 
 SIZES = (2, 3, 8, 32)
 _STATISTICS = ("batch_norm",)
@@ -195,7 +195,8 @@ def _cause(variants: list[Variant], model: Any) -> str:
     return "the number of rows matters, by more than rounding"
 
 
-# Does the same call give the same result: again, later, on other threads, from other memory?
+# Repeatability: whether a call gives the same result again, later, on other threads, from other
+# memory.
 
 _DROPS = ("dropout", "bernoulli")
 _FILLS = (0.0, 7.0)
@@ -404,9 +405,9 @@ def _as_returned(judge: Judge, inputs: CallInputs, returned: Outputs) -> list[Va
     return [_outcome("in the program's own call", far, Held.OBSERVED, words)]
 
 
-# Does reading in pieces, with a cache, give what reading at once gives?
+# Chunking: whether reading in pieces, with a cache, gives the result of reading at once.
 #
-# Does greedy generation with a cache follow what the model says of the whole sequence?
+# Generation: whether greedy generation with a cache agrees with a forward pass over the whole text.
 
 _KEYS = "past_key_values"
 _CACHES = (_KEYS, "cache_params")

@@ -242,7 +242,7 @@ def _host(tensor: torch.Tensor) -> np.ndarray[Any, Any]:
     return array
 
 
-# Which rows of a call of a model belong to which request: found by tokens, whatever the batch.
+# Assigns the rows of a model call to requests by their tokens, for any form of the batch.
 #
 # An engine joins requests in one row, cuts prompts into pieces, skips prefixes that it has, and
 # pads. Requests are known by their tokens alone; what the engine says of lengths and positions

@@ -10,7 +10,7 @@ WIDTH, HEADS, HEAD, INNER, VOCABULARY = 64, 4, 16, 128, 128
 SIZES = ("small", "few layers", "as it is")
 """What is made small: everything; layers, tokens, experts and images; only tokens."""
 
-# The first rule whose name fits gives the number; it never makes one larger.
+# The first rule that matches the name gives the number; a rule never increases a number.
 _COUNTS = (
     (r"(vocab_size|vocabulary_size|n_tokens|num_embeddings)$", VOCABULARY),
     (r"(num|n)_(local_|routed_)?experts$|^n_routed_experts$|moe_num_experts$", 4),

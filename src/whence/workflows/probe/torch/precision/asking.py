@@ -320,7 +320,8 @@ class _Planner:
         self._calls, self._for_groups, self._to_check = calls, for_groups, to_check
         self._used, self._decided = set(calls), 0
         units, effects = measured
-        # One that moved nothing may on another call: it counts as a rounding of the model's own.
+        # A module without effect here may have one on another call, so it counts as one rounding of
+        # the model's dtype.
         self._effects = {
             path: np.maximum(e, mixing.unit) for path, e in effects.items() if np.isfinite(e).all()
         }
@@ -481,11 +482,11 @@ class _Planner:
         )
 
 
-# Runs a model with some of its modules in a narrower type, and measures what its outputs say.
+# Runs a model with some of its modules in a narrower type, and measures the error of its outputs.
 #
-# Discrete decisions that a run takes from computed numbers: which experts, what is above a limit.
+# Discrete decisions that depend on computed numbers: which experts, what is above a limit.
 #
-# Where a rounding changes one, the outputs jump; no sum of small errors says how far.
+# When a rounding changes a decision, the outputs jump; a sum of small errors cannot predict it.
 
 Errors = npt.NDArray[np.float64]
 """||y' - y|| / ||y|| for each output; infinite when one has NaN, Inf or another shape."""
