@@ -68,7 +68,7 @@ def play(
     model: str = "tiny",
     folder: str | None = None,
 ) -> Iterator[Scene]:
-    """The scenes of one demo, each computed when it is asked for.
+    """The scenes of one demo, each computed when the iterator reaches it.
 
     plant: pattern on the names of the modules a fault may be planted in ("" for all). fault: one of
     FAULTS, None to draw it. seed: what is drawn. model: tiny or smollm2. folder: where the runs are

@@ -132,11 +132,11 @@ def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """Torch on one thread while the block runs.
+    """Run torch on one thread inside the block.
 
-    So the model's sums, and with them its weights, do not depend on the number of cores; and for
-    tensors this small a second thread only waits (training took 0.9 s of CPU with one, 3 to 30 s
-    with two on a busy machine).
+    The sums of the model, and therefore its weights, then do not depend on the number of cores. For
+    tensors this small a second thread only waits: training took 0.9 s of CPU with one thread, 3 to
+    30 s with two on a busy machine.
     """
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
@@ -147,8 +147,9 @@ def one_thread() -> Iterator[None]:
 
 
 def build() -> TinyLM:
-    """The trained model, the same on every call in one environment. Uses random numbers of its own,
-    the process's stay as they are.
+    """The trained model, the same on every call in one environment.
+
+    It uses its own random numbers; the random state of the process is unchanged.
     """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
@@ -171,8 +172,9 @@ def build() -> TinyLM:
 
 
 def _train(model: TinyLM, tokens: Tensor) -> None:
-    """Adam on random windows of the text. Written out: torch.optim loads the compiler, which costs
-    seconds.
+    """Train with Adam on random windows of the text.
+
+    Adam is written out, because torch.optim loads the compiler, which takes seconds.
     """
     weights = list(model.parameters())
     first = [torch.zeros_like(w) for w in weights]

@@ -1,5 +1,5 @@
-"""One command on two commits of a repository: captured on both, compared, and the commit between
-them that changed the results.
+"""Runs one command on two commits of a repository, captures and compares both, and finds the commit
+in between that changed the results.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ _ANY_EXIT_CODE = range(256)
 
 
 class Side(NamedTuple):
-    """A commit: what was given, git's line about it ("" of a folder), the run, and the exit code of
-    the command there.
+    """A commit: the user's name for it, git's description ("" for a folder), the run, and the exit
+    code of the command there.
     """
 
     given: str
@@ -34,9 +34,11 @@ class Side(NamedTuple):
 
 
 class Commits(NamedTuple):
-    """What two commits compute. texts: of the file that the command wrote on both. broken_by: git's
-    line about the first commit that is different, "" where nobody searched. skipped: those about
-    commits that could not be judged, of which one may be the first.
+    """The results of two commits.
+
+    texts: comparison of the files that the command wrote on both. broken_by: git's description of
+    the first commit that is different, "" without a search. skipped: descriptions of commits that
+    could not be judged; one of them may be the first.
     """
 
     first: Side
@@ -201,8 +203,9 @@ class _Work:
                 "commit (.) takes them too",)  # fmt: skip
 
     def captured(self, given: str, sha: str, run: Path) -> Side:
-        """Run the command there and keep what it computes, and its file of texts. Raises
-        CaptureError where it computes nothing, UsageError without that file.
+        """Run the command there and keep its run and its file of texts.
+
+        Raises CaptureError when the command computes nothing, UsageError when the file is missing.
         """
         from whence.readers.opening import open_run
         from whence.workflows.rerun import Command

@@ -1,9 +1,9 @@
-"""The last comparison made in a folder, kept in the user's cache folder, for commands that are
-given none.
+"""The last comparison made in a folder, kept in the user's cache folder for commands that are
+called without one.
 
-One file for every working folder, named by a digest of its path, replaced atomically; the newest 32
-are kept, for 30 days at most. It holds the report, or where it was written to when the user named a
-folder.
+Each working folder has one file, named by a digest of its path and replaced atomically. The newest
+32 are kept, for 30 days at most. A file contains the report, or the path to which it was written
+when the user named a folder.
 """
 
 from __future__ import annotations

@@ -37,7 +37,7 @@ def recover(path: str, *, force: bool = False) -> tuple[str, ...]:
 
 
 def _check(path: str) -> None:
-    """Raise UnreadableRun where the path is something else of whence's than a run."""
+    """Raise UnreadableRun when the path is some other output of whence than a run."""
     from whence import store
     from whence.errors import UnreadableRun
 

@@ -35,7 +35,7 @@ def nans(run: str | os.PathLike[str]) -> Nans:
 
 
 class _Search:
-    """Walks over a run in the order of execution."""
+    """Walks over a run in execution order and collects non-finite tensors."""
 
     def __init__(self, run: Run) -> None:
         self._run = run
@@ -43,7 +43,7 @@ class _Search:
         self._seen: set[int] = set()
 
     def result(self, name: str) -> Nans:
-        """What was found."""
+        """The finding of the search."""
         nan: NotFinite | None = None
         overflowed: list[NotFinite] = []
         for made in self._made():

@@ -244,8 +244,9 @@ def _whole(path: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def workplace(keep: str | os.PathLike[str] | None, name: str) -> Iterator[Path]:
-    """A new folder for runs: `keep`, or a temporary one that is removed. Raises OutputExists for a
-    folder with files in it.
+    """A new folder for runs: `keep`, or a temporary one that is removed.
+
+    Raises OutputExists when `keep` is not empty.
     """
     if keep is None:
         with tempfile.TemporaryDirectory(prefix=f"whence-{name}-") as temporary:
@@ -264,10 +265,10 @@ def workplace(keep: str | os.PathLike[str] | None, name: str) -> Iterator[Path]:
 
 
 def recorded(info: Any, path: str) -> Command:
-    """The command that a run was made with, as its run.json has it: in its folder, by its Python,
-    with the variables that were recorded.
+    """The command that a run was made with, from its run.json: in its folder, with its Python and
+    the recorded variables.
 
-    It may end with the exit code that it had then. Raises UnreadableRun when it cannot be run again
+    The recorded exit code is accepted. Raises UnreadableRun when the command cannot be run again
     from there, UsageError when it would run with other libraries.
     """
     from whence.instrument.launch.redaction import MASK

@@ -187,8 +187,9 @@ def load_comparison(path: AnyPath) -> Comparison:
 
 
 def decoded_report(file: Path, path: str) -> Comparison:
-    """The comparison in a `report.json`. path: as the user named it. Raises UnreadableRun where it
-    is none, and OSError.
+    """The comparison in a `report.json`. path: as the user named it.
+
+    Raises UnreadableRun when the file is no comparison, and OSError.
     """
     try:
         return _decoded(file.read_bytes())
@@ -206,8 +207,9 @@ def not_readable(path: str, error: Exception) -> str:
 
 
 def is_comparison(path: str) -> bool:
-    """Whether a comparison that was written lies at a path or URL, and no run. Raises UnreadableRun
-    where an object store does not answer.
+    """Whether a saved comparison, and not a run, is at a path or URL.
+
+    Raises UnreadableRun when an object store does not answer.
     """
     from whence import store
 
@@ -222,11 +224,10 @@ def is_comparison(path: str) -> bool:
 
 
 def _decoded(report: bytes) -> Comparison:
-    """The comparison that `report.json` holds. Raises MsgspecError, RecursionError,
-    UnicodeDecodeError.
+    """The comparison in the bytes of a `report.json`.
 
-    A whole number that no writer of JSON takes back (more than 64 bits) is refused here, before
-    anything is made of the rest.
+    Whole numbers of more than 64 bits, which JSON writers do not accept, are refused here. Raises
+    MsgspecError, RecursionError, UnicodeDecodeError.
     """
 
     comparison = msgspec.json.decode(report, type=Comparison)

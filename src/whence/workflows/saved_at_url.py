@@ -17,7 +17,7 @@ REPORT = "report.json"
 
 
 def check_output_at(url: str, *, force: bool) -> None:
-    """Raise OutputExists where a comparison or a run lies at the URL, StoreFailed where the store
+    """Raise OutputExists when a comparison or a run is at the URL, StoreFailed when the store
     cannot be reached.
     """
     place = Place(url)

@@ -58,7 +58,7 @@ def _evidence(
 
 
 def _side(values: Arrays, side: str) -> Arrays:
-    """The values of one side, by their names within it."""
+    """The values of one side ("actual" or "expected"), by their names within it."""
     return {
         name[len(side) :].lstrip("."): array
         for name, array in values.items()
@@ -67,7 +67,7 @@ def _side(values: Arrays, side: str) -> Arrays:
 
 
 def _difference(values: Arrays) -> Arrays:
-    """Actual less expected, in float64."""
+    """Actual minus expected values, in float64."""
     actual, expected = (_side(values, side) for side in _PARTS)
     return {
         name: _wide(array) - _wide(expected[name])

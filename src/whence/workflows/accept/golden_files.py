@@ -36,9 +36,11 @@ _FULL = 15
 
 @dataclass(frozen=True)
 class Golden:
-    """One expected value. content: an array, or a text. resolution: half of the last digit that its
-    numbers are printed with, 0 where they are exact. steps: labels of the elements of a curve, ()
-    for an array. places: of each number in the text of the file, (start, end).
+    """One expected value.
+
+    content: an array, or a text. resolution: half of the last printed digit, 0 for exact numbers.
+    steps: labels of the elements of a curve, () for an array. places: (start, end) of each number
+    in the text of the file.
     """
 
     content: Array | str
@@ -49,8 +51,10 @@ class Golden:
 
 
 def read(source: Any) -> dict[str, Golden]:
-    """Values by name, of a file or of what a program holds (numbers, arrays, tensors, texts,
-    mappings and lists of them). Raises UnreadableRun.
+    """Values by name, from a file or from an object of the program.
+
+    The object may contain numbers, arrays, tensors, texts, and mappings and lists of them. Raises
+    UnreadableRun.
     """
     if isinstance(source, (str, Path)):
         return _of_file(Path(source))
@@ -150,8 +154,10 @@ def _array(nodes: list[yaml.Node], shape: tuple[int, ...], steps: tuple[str, ...
 
 
 def _resolution(texts: list[str]) -> tuple[float, int]:
-    """(half of the last digit, digits after the point) of numbers printed to the same digits; 0
-    where they are printed in full.
+    """(half of the last digit, digits after the point) of numbers printed to the same number of
+    digits.
+
+    (0.0, 0) for numbers that are printed in full.
     """
     plain = [t for t in texts if re.fullmatch(r"[-+]?\d*\.\d+", t)]
     decimals = max((len(t.rpartition(".")[2]) for t in plain), default=0)
@@ -209,7 +215,7 @@ def _renewed_text(path: Path, old: Mapping[str, Golden], new: Mapping[str, Array
 
 
 def _printed(value: Any, golden: Golden) -> str:
-    """A number as the file prints its numbers."""
+    """A number in the format in which the file prints its numbers."""
     if isinstance(value, float) and not math.isfinite(value):
         return '"nan"' if math.isnan(value) else '"inf"' if value > 0 else '"-inf"'
     return f"{value:.{golden.decimals}f}" if golden.decimals else repr(value)

@@ -51,7 +51,7 @@ class Evidence:
 def judged(
     name: str, old: Golden, new: Golden | None, evidence: Evidence
 ) -> tuple[JudgedValue, Array | None]:
-    """The verdict, and the values that may be expected from now on (None where it is refused)."""
+    """The verdict, and the values to expect from now on (None when the change is refused)."""
     if new is None:
         words = "expected, and no actual value has this name"
         return JudgedValue(
@@ -253,7 +253,7 @@ def _unit(old: Golden, new: Golden) -> float:
 
 
 def _narrowest(array: Array) -> str:
-    """The coarsest dtype that holds all of these numbers."""
+    """The coarsest dtype that represents all of these numbers exactly."""
     values = _finite(array)
     for name in ("bfloat16", "float16", "float32"):
         with np.errstate(over="ignore"):
@@ -305,7 +305,7 @@ def _about(
 
 
 def _relative(around: Band | None) -> float | None:
-    """The relative tolerance, where no element is near zero."""
+    """The relative tolerance; only when no element is near zero."""
     if around is None or not around.centre.size:
         return None
     size = np.abs(around.centre)

@@ -1,5 +1,5 @@
-"""Runs made of named arrays: for programs that cannot be captured but hand out tensors (a JAX port,
-llama.cpp, a kernel test).
+"""Runs made of named arrays, for programs that cannot be captured but can pass on tensors (a JAX
+port, llama.cpp, a kernel test).
 """
 
 from __future__ import annotations
@@ -183,7 +183,7 @@ def _triples(arrays: Named) -> Iterable[tuple[str, str, Any]]:
 
 
 def _described(name: Any, value: Any, number: int = 0) -> tuple[Any, Record]:
-    """(host array, all that is known of it). Raises UsageError."""
+    """(host array, its description). Raises UsageError."""
     from whence import dtypes
     from whence.frameworks import host
     from whence.frameworks.array_protocols import to_host

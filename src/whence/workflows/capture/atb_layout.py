@@ -24,8 +24,8 @@ _UNSAFE = re.compile(r"[^\w.-]")
 
 
 class Layer(NamedTuple):
-    """A module that the model itself calls: its number, class and name, and the file that describes
-    it.
+    """A module that the model calls directly: its number, class and name, and the file that
+    describes it.
     """
 
     number: str

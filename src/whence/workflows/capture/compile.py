@@ -153,8 +153,9 @@ _TARGET = re.compile(r"[^\w.]")
 
 
 def _lay_out_fx(run_path: str | Path, folder: Path) -> None:
-    """Write the nodes of graphs that were run one by one into `folder` (`data_dump`). Raises
-    UnreadableRun, OSError.
+    """Write the nodes of graphs that ran node by node into `folder` (`data_dump`).
+
+    Raises UnreadableRun, OSError.
     """
     now = time.time()
     stamp = time.strftime("%Y%m%d%H%M%S", time.localtime(now))

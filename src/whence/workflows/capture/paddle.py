@@ -47,8 +47,8 @@ def _of_file(program: str, weights: str, names: Collection[str]) -> dict[str, We
 
 
 def _weights(program: str, weights: str) -> Callable[[str, bytes, str, int], External | None]:
-    """Finds parameters of a program, by name, in its file of weights: where their bytes lie when
-    they are the same.
+    """A function that finds parameters of a program by name in its file of weights, and returns the
+    place of their bytes when these are equal.
     """
     places: dict[str, paddle_params.Stream] = {}
     data: Bytes | None = None

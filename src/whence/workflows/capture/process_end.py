@@ -15,7 +15,7 @@ from typing import Any
 
 
 def at_the_end(finish: Callable[[], object], renew: Callable[[], object]) -> None:
-    """Call `finish` when this process ends, and `renew` in each that it forks, which calls `finish`
+    """Call `finish` when this process ends, and `renew` in each forked child, which calls `finish`
     at its own end.
     """
     atexit.register(finish)
@@ -32,9 +32,10 @@ def at_the_end(finish: Callable[[], object], renew: Callable[[], object]) -> Non
 
 
 def before_leaving_at_once(finish: Callable[[], object]) -> None:
-    """Call `finish` before `os._exit` too, by which programs end that want no teardown: where the
-    main thread calls it, and outside of all that is captured. Elsewhere, as in a watchdog or in the
-    middle of a call, the process ends as one that crashes does.
+    """Call `finish` before `os._exit` too, by which some programs end to skip their teardown.
+
+    This applies when the main thread calls `os._exit` outside of captured code. Elsewhere, as in a
+    watchdog or in the middle of a call, the process ends as if it crashed.
     """
     leave = os._exit
 

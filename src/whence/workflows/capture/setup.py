@@ -220,8 +220,8 @@ def is_one_of_several() -> bool:
 
 
 def _rank() -> int:
-    """The rank of this process: of its process group once it has joined one, else as its launcher
-    says.
+    """The rank of this process: of its process group once it has joined one, otherwise as set by
+    its launcher.
     """
     from whence.instrument.process_group import process_group
 
@@ -244,15 +244,15 @@ def _rank() -> int:
 
 
 def process_info(options: CaptureOptions) -> RunInfo:
-    """What is known of this process, for a run that was started in code."""
+    """Information about this process, for a run that was started in code."""
     from whence.instrument.launch import interpreter, launcher
 
     return launcher.describe(tuple(sys.argv), options, interpreter.versions_here())
 
 
 class ExternalParameters:
-    """Looks a parameter's bytes up in checkpoint files: the ones given by the user, else those this
-    process reads by itself.
+    """Looks up a parameter's bytes in checkpoint files: those given by the user, otherwise those
+    that this process has mapped.
     """
 
     def __init__(self, model: Any, session: Session) -> None:
@@ -291,11 +291,11 @@ class ExternalParameters:
 
 
 def _checkpoints(model: Any) -> tuple[str, ...]:
-    """Checkpoint files this process has mapped, and those beside the model's name when that is a
-    folder.
+    """Checkpoint files that this process has mapped, and those in the folder that the model's name
+    refers to.
 
-    Never the shards of a run: it may be scrubbed or deleted, and would take the parameters of this
-    one with it.
+    The shards of a run are excluded: a run may be scrubbed or deleted, and would take the
+    parameters of this run with it.
     """
     files: dict[str, None] = {}
     name = getattr(getattr(model, "config", None), "_name_or_path", "") or getattr(

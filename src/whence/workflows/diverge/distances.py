@@ -82,7 +82,7 @@ def tested(figures: RunFigures, names: Names) -> Tested:
 
 
 def distances(reference: Tested, target: RunFigures, names: Names) -> Distances:
-    """How far a run is from the reference."""
+    """Compute the distances of a run from the reference."""
     shape = len(reference.steps), len(reference.places.place)
     other = _same_sights(reference, target)
     here = other >= 0

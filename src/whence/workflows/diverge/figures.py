@@ -28,7 +28,7 @@ _NO_ARGUMENTS = msgspec.Raw(b"{}")
 
 
 class CallKey(NamedTuple):
-    """A call as both runs name it, whatever its step."""
+    """Identifies a call in both runs, independent of its step."""
 
     rank: int
     root: str
@@ -156,7 +156,7 @@ def _taken(call: Any) -> _CallFields:
 
 
 def _parents(run: Run) -> Column:
-    """Position of the call that holds each call, -1 for none."""
+    """Position of the enclosing call for each call, -1 for none."""
     if isinstance(run, HasColumns):
         return run.parents()
     return np.array([call.parent for call in run.calls], np.int64)
@@ -217,6 +217,6 @@ def _digest(text: str) -> int:
 
 
 def roundoff(dtype: str) -> float:
-    """The unit roundoff of a float dtype, 0 of others."""
+    """The unit roundoff of a floating-point dtype, 0 for other dtypes."""
     known = DTYPES.get(dtype)
     return (known.unit_roundoff or 0.0) if known is not None else 0.0

@@ -61,11 +61,14 @@ class Climber(abc.ABC):
 
     @abc.abstractmethod
     def capture(self, path: Path, rung: str) -> float:
-        """Run it into `path` and return the seconds it took. Raises CaptureError when it fails."""
+        """Run the program on a rung into `path`. Returns the duration in seconds.
+
+        Raises CaptureError when the run fails.
+        """
 
     @abc.abstractmethod
     def facts(self, path: Path, run: Run) -> dict[str, Any]:
-        """Fields of the `Rung` that it ran into `path`: what was compiled or optimised."""
+        """Fields of the `Rung` whose run is at `path`: what was compiled or optimised."""
 
     def instead(self, base: Run) -> Climber | None:
         """Another climber that fits what the program uses, None when this one fits."""

@@ -49,7 +49,7 @@ class _OfLevels(Climber):
         return {"nodes": nodes_of(run), "optimizers": tuple(dict.fromkeys(names))}
 
     def rungs(self, base: Run) -> Sequence[str]:
-        """The levels that the program's release has."""
+        """The optimisation levels that the program's release has."""
         processes = self.optimized(Path(base.path), base)
         return [r for r in (processes[0].levels if processes else ()) if r != _OFF]
 

@@ -1,5 +1,5 @@
-"""Climbs releases of ONNX Runtime: a command as it is, with one release after the other first on
-the path of its Python.
+"""Climbs releases of ONNX Runtime: the same command runs with one release after the other first on
+its module path.
 """
 
 from __future__ import annotations
@@ -22,8 +22,10 @@ _INSTALLED = "installed"
 
 
 class ReleasesCommand(Climber):
-    """A command under several releases. folders: each with a package onnxruntime, in the order in
-    which they are tried; of one alone, what the command has installed comes second.
+    """A command that runs under several releases.
+
+    folders: each contains a package onnxruntime; they are tried in this order. With a single
+    folder, the installed release comes second.
     """
 
     def __init__(
@@ -45,7 +47,7 @@ class ReleasesCommand(Climber):
         self.stairs = Stairs(LadderKind.RELEASES, next(iter(self._folders)), sees_inside=True)
 
     def capture(self, path: Path, rung: str) -> float:
-        """Run the command with a release. Raises CaptureError where another one was imported."""
+        """Run the command with a release. Raises CaptureError when it imported another one."""
         from whence.readers.opening import open_run
 
         folder = self._folders.get(rung)

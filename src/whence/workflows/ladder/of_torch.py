@@ -75,8 +75,10 @@ class _OfTorch(Climber):
 
 
 class TorchCommand(_OfTorch):
-    """A command; torch.compile gets its backend in every process that it starts. chooses: climb by
-    the levels of ONNX Runtime where the program compiles nothing and runs its sessions.
+    """A command; torch.compile gets the rung's backend in every process that it starts.
+
+    chooses: climb by the levels of ONNX Runtime when the program compiles nothing and runs its
+    sessions.
     """
 
     def __init__(
@@ -150,7 +152,7 @@ class TorchCommand(_OfTorch):
 
 
 class TorchModel(_OfTorch):
-    """A model of this process, made or copied for each rung."""
+    """A model of this process, created or copied for each rung."""
 
     def __init__(
         self, model: Any, inputs: Any, compile_options: Mapping[str, Any], seed: int

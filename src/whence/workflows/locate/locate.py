@@ -280,7 +280,7 @@ class _Rounds:
 
 
 def _check_patchable(result: Comparison) -> None:
-    """Raise UsageError where there are findings, and none is about what a module returns."""
+    """Raise UsageError when there are findings but none concerns the output of a module."""
     findings = [finding for finding in result.findings if _is_clear(finding)]
     if findings and not any(finding.is_of_module for finding in findings):
         first = findings[0]
@@ -390,8 +390,10 @@ Errors = dict[tuple[str, int, int, int], OutputError]
 
 
 def output_errors(reference: Run, target: Run) -> Errors:
-    """Error of the root's outputs by (root, rank, step, micro), taken in float64. Outputs that are
-    state (caches) are left out, and steps that a capture was not asked for."""
+    """Errors of the root's outputs by (root, rank, step, micro), computed in float64.
+
+    Outputs that are state (caches) and steps that were not to be captured are left out.
+    """
     from whence.align import selected
 
     roots = {c.key(): c for c in selected(target.calls) if c.parent == -1}
@@ -407,8 +409,8 @@ def output_errors(reference: Run, target: Run) -> Errors:
 
 
 def _error(reference: Run, target: Run, call: Call, partner: Call) -> tuple[float | None, float]:
-    """(2-norm of the difference or None, 2-norm of the reference) over all floating outputs of a
-    root's call but caches.
+    """(2-norm of the difference or None, 2-norm of the reference) over all floating-point outputs
+    of a root's call except caches.
     """
     from whence import dtypes, metrics
     from whence.instrument.patch_points import results_of
@@ -482,8 +484,9 @@ def relative_error(errors: Iterable[OutputError]) -> float | None:
 
 
 class PatchedRuns:
-    """Captures the program again and compares it with the reference. keep: leave the runs in
-    `place`. seed: None for that of the reference.
+    """Captures the program again and compares it with the reference.
+
+    keep: leave the runs in `place`. seed: None for the seed of the reference.
     """
 
     def __init__(

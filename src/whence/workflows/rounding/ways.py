@@ -39,8 +39,8 @@ class Ways:
 
 
 def run_ways(program: Callable[..., Any], inputs: Any, *, threads: bool = True) -> Ways:
-    """Run a program as it is, again, on other threads and kernels, with every operator and every
-    input off by one rounding, and in float64.
+    """Run a program unchanged, repeated, on other threads and kernels, with every operator and
+    every input off by one rounding, and in float64.
 
     program: a function or a module; its random numbers begin where they are now in every run.
     inputs: a tuple is the positional arguments, a mapping the named ones. Arrays of numpy and

@@ -394,9 +394,10 @@ def log_softmax(logits: Array) -> Array:
 def transform_of(
     logits: Array, tokens: Sequence[int], logprobs: Sequence[float], noise: float
 ) -> tuple[float, str]:
-    """(largest residual beyond rounding, what explains it), (0, "") where there is none.
+    """(largest residual beyond rounding, its explanation); (0, "") when there is no such residual.
 
-    logits: the reference's, (tokens, vocabulary). noise: of a logit.
+    logits: the reference's, (tokens, vocabulary). noise: standard deviation of a logit's rounding
+    error.
     """
     reported = np.asarray(logprobs, np.float64)
     chosen = np.arange(len(tokens)), np.asarray(tokens)

@@ -1,4 +1,6 @@
-"""`whence.serve_check`: an engine against a reference, narrowed only as far as needed."""
+"""`whence.serve_check`: compares an engine with a reference, and narrows a difference as far as
+needed.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""The outputs of two commits, each against a reference: which prompts fail newly, which pass newly,
-and whether that is chance.
+"""Compares the outputs of two commits, each with a reference: which prompts newly fail, which newly
+pass, and whether that is chance.
 """
 
 from __future__ import annotations
@@ -26,8 +26,9 @@ def widened(now: TokenMatch, **fields: Any) -> TokenComparison:
 def two_commits(
     old: TokenMatch, old_rows: Sequence[Row], new: TokenMatch, new_rows: Sequence[Row]
 ) -> TokenComparison:
-    """The later commit, with what changed since the earlier one. A prompt is the same by its text
-    and occurrence, else by position.
+    """The later commit, with the changes since the earlier one.
+
+    Prompts are identified by text and occurrence, otherwise by position.
     """
     earlier = dict(zip(_names(old_rows), zip(old.prompts, old_rows)))
     table = {"both": 0, "only_before": 0, "only_after": 0, "neither": 0}

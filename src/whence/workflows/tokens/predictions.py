@@ -51,8 +51,8 @@ class Entry(NamedTuple):
 
 
 class Predictions:
-    """The outputs of one run, from a file or from records in memory. Use as a context: it holds a
-    file open.
+    """The outputs of one run, from a file or from records in memory. Use it as a context manager:
+    it keeps a file open.
 
     source: a path (also of a pipe), or a sequence of records as they stand in such a file.
     prompt_key, output_key: keys of a record, or a path of keys and list positions, joined by dots.

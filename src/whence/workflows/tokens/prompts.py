@@ -22,11 +22,11 @@ _NORMALISED = 1 << 20  # characters that are looked at for how they differ
 
 
 def pair_prompts(reference: Sequence[Entry], target: Sequence[Entry], how: str) -> list[Row]:
-    """Pairs of prompts in the reference's order, then prompts of the target alone.
+    """Pairs of prompts in the reference's order, then prompts that only the target has.
 
-    By prompt, the n-th occurrence is paired with the n-th; further ones of a prompt that the other
-    side has too only serve the check of one run against itself. A record without a prompt, or that
-    cannot be read, is paired by its position.
+    The n-th occurrences of a prompt are paired. Surplus occurrences only serve to check whether a
+    run agrees with itself. A record without a prompt, or one that cannot be read, is paired by its
+    position.
     """
     rows: list[Row] = []
     unpaired_reference, unpaired_target = list(reference), list(target)

@@ -1,5 +1,5 @@
-"""Generated outputs: how far two agree, what share of the prompts must, how sure that share is, and
-whether a commit changed it.
+"""Statistics of generated outputs: how far two agree, which share of the prompts must agree, the
+confidence interval of that share, and whether a commit changed it.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ Output = str | Sequence[int] | Sequence[str]
 
 
 def match(reference: Output, target: Output) -> OutputMatch:
-    """How far `target` is `reference`: both strings, compared by code point, or both lists of
-    tokens.
+    """The agreement of `target` with `reference`: two strings, compared by code point, or two lists
+    of tokens.
 
     Nothing is normalised: "é" and "e" with a combining accent differ. Raises UsageError for a
     string against a list.
@@ -82,8 +82,8 @@ def _word(a: str, b: str, prefix: int) -> int:
 
 
 def wilson(count: int, of: int, confidence: float = 0.95) -> tuple[float, float]:
-    """Score interval of a share, `count` of `of`: (lower, upper), within 0 and 1; of nothing, (0,
-    1).
+    """Wilson score interval of the share `count` / `of`: (lower, upper) within 0 and 1; (0, 1) for
+    `of` = 0.
 
     Source: Wilson, Probable inference, the law of succession, and statistical inference, JASA 22
     (1927) 209-212.
@@ -138,8 +138,8 @@ class Thresholds:
 def thresholds(
     full: float | None, half: float | None, path: str | os.PathLike[str] | None, model: str
 ) -> Thresholds:
-    """What holds for a model: the defaults, over them the file's own, its entry for the model, and
-    last what was given here.
+    """The thresholds for a model: the defaults, overridden by the file's general values, its entry
+    for the model, and the explicit arguments, in this order.
 
     path: TOML or YAML, {"full": 0.75, "half": 0.4, "models": {NAME or PATTERN: {"full": ...,
     "half": ...}}}. A name in full goes before patterns (`*`, `?`), the first pattern before the

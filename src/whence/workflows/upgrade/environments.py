@@ -54,9 +54,10 @@ class Environment(NamedTuple):
 
 
 def opened(given: str, folder: Path, python: str | None, tell: Tell) -> Environment:
-    """The environment that `given` names: an interpreter, a folder of packages, or what pip
-    installs into a folder below `folder`, unless it is there already. python: that installs and
-    runs it, None for this one. Raises UsageError, WhenceError where pip fails.
+    """The environment that `given` names: an interpreter, a folder of packages, or a requirement.
+
+    A requirement is installed with pip below `folder`, unless it is there already. python: installs
+    and runs it, None for this interpreter. Raises UsageError, and WhenceError when pip fails.
     """
     path = Path(given)
     runs = python or sys.executable

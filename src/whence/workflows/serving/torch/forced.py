@@ -92,8 +92,9 @@ def _cache(model: torch.nn.Module) -> dict[str, Any]:
 
 
 def differing_parameters(reference: torch.nn.Module, target: torch.nn.Module) -> list[str]:
-    """Parameters of both that differ, after rounding to the coarser of both dtypes, by name; those
-    that only one has, or in another shape, are not looked at.
+    """Names of parameters that differ between both models after rounding to the coarser dtype.
+
+    Parameters that only one model has, or that have another shape, are skipped.
     """
     others = dict(target.named_parameters())
     names = []

@@ -1,4 +1,6 @@
-"""Prints, as JSON, the requirements of a distribution that what is installed does not meet."""
+"""Prints, as JSON, the requirements of a distribution that the installed distributions do not
+satisfy.
+"""
 
 from __future__ import annotations
 
@@ -9,9 +11,11 @@ from typing import Any
 
 
 def unmet(wanted: str) -> list[str]:
-    """Requirements of a distribution ("torch", or "cuda-toolkit[cufile]" with those of an extra)
-    that no installed distribution meets, those of the extras that they name among them; of a
-    distribution that is not there, none.
+    """Requirements of a distribution that no installed distribution satisfies, including those of
+    the extras named in it.
+
+    The distribution is "torch", or "cuda-toolkit[cufile]" with an extra. Empty for a distribution
+    that is not installed.
     """
     from pip._vendor.packaging.requirements import Requirement
 

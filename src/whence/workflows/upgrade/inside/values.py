@@ -94,7 +94,7 @@ def fill(
 
 
 def tensors(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
-    """The tensors in a value with their names: of tuples, lists, mappings and data classes."""
+    """The tensors in a value (tuples, lists, mappings, data classes), with their names."""
     import torch
 
     if isinstance(value, torch.Tensor):
@@ -108,7 +108,7 @@ def tensors(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def digest(tensor: Any) -> list[Any]:
-    """[dtype, shape, hash of the bits, whether all is finite] of a tensor."""
+    """[dtype, shape, hash of the bits, whether all elements are finite] of a tensor."""
     import torch
 
     held = tensor.detach().cpu().contiguous()
