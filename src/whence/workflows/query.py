@@ -1,7 +1,8 @@
-"""Questions in SQL to the tables of a comparison, answered by DuckDB, which sees nothing else.
+"""SQL queries on the tables of a comparison, answered by DuckDB, which has no access to anything
+else.
 
-Rows and verdicts of a saved comparison are read from its file when they are looked at: those of
-a million pairs need little memory.
+Rows and verdicts of a saved comparison are read from its file on access, so that a million pairs
+need little memory.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The two runs of an earlier comparison, paired again as they were then."""
+"""Opens the two runs of an earlier comparison and pairs them as they were paired then."""
 
 from __future__ import annotations
 

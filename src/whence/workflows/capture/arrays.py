@@ -85,11 +85,12 @@ class recording:  # noqa: N801 - called like a function, as `capture` is
         self.close()
 
     def add(self, name: str, array: Any, *, op: str = "", step: int = 0) -> None:
-        """Take one array under a name; the n-th of that name in its step has occurrence n, from 0.
+        """Record one array under a name; the n-th array of that name in its step has occurrence n,
+        from 0.
 
-        op: what made it ("MUL_MAT"), shown and used to tell tensors apart. step: which forward it
-        is of, from 0. Raises UsageError for what is not an array of numbers, StoreFailed when the
-        disk fails or the run is closed.
+        op: the operation that produced it ("MUL_MAT"); it is shown and distinguishes tensors. step:
+        number of the forward pass, from 0. Raises UsageError for a value that is not an array of
+        numbers, StoreFailed when the disk fails or the run is closed.
         """
         host, record = _described(name, array)
         if self._writer is None:

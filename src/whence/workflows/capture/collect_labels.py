@@ -98,11 +98,11 @@ def labelled_launch(
     dump: str,
     environment: Mapping[str, str] | None = None,
 ) -> LaunchExtras:
-    """What labels need of a launched command: variables for it and its library before, files read
-    afterwards. Raises UsageError.
+    """Prepare labels of a launched command: its variables and its library before the launch, its
+    files afterwards.
 
-    environment: of the command, None for ours; what it already says to the library is left as it
-    is.
+    environment: of the command, None for that of this process; its settings for the library are
+    kept. Raises UsageError.
     """
     if not name and (runner or limit is not None):
         raise UsageError(

@@ -26,10 +26,10 @@ _SILENT_S = 1.0
 
 
 def finishing(folder: str) -> Callable[[int, int], None] | None:
-    """Called with (done, of): a line on stderr after a second, gone when all is done. None where
-    stderr is not a terminal.
+    """A callback (done, of) that shows a line on stderr after a second and removes it at the end.
 
-    It starts no thread and loads no package: this is the captured program, which is ending.
+    None when stderr is not a terminal. It starts no thread and loads no package, because the
+    captured program is ending.
     """
     if not stderr_is_terminal():
         return None
@@ -59,11 +59,12 @@ class _Line:
 
 
 def recorded_sequences(path: str) -> list[tuple[int, ...]]:
-    """The sequences of a run, prompts included, in the order in which they came.
+    """The token sequences of a run, prompts included, in the order in which they arrived.
 
-    Its last token was never fed to a model, so it is taken from the logits, if every other one had
-    the largest. Sequences that lie several times in one call (beam search, several answers to one
-    prompt) are left out: rows move between them unseen. Raises UsageError where nothing is left,
+    The last token of a sequence was never an input of the model; it is the one with the largest
+    logit, provided that every other generated token had the largest logit. Sequences that occur
+    several times in one call (beam search, several answers to one prompt) are left out, because
+    rows may move between them unnoticed. Raises UsageError when no sequence is left, and
     UnreadableRun.
     """
     from whence.align import prompts as sequences

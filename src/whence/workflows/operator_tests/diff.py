@@ -39,10 +39,12 @@ _TOLERANCE = {
 
 @dataclass(frozen=True, slots=True)
 class Tested:
-    """One row of a table. worst: largest absolute error against the CPU, NaN when the row has none.
-    beyond: elements whose error is over 1e-1 .. 1e-8, None where the table does not say. local:
-    error over the noise floor, None likewise. calls: operators that a test of a backward or of a
-    module ran."""
+    """One row of a table.
+
+    worst: largest absolute error against the CPU, NaN without one. beyond: numbers of elements with
+    an error above 1e-1 .. 1e-8, None when the table lacks them. local: error relative to the noise
+    floor, or None. calls: operators that a test of a backward pass or of a module ran.
+    """
 
     name: str
     op: str
@@ -80,11 +82,11 @@ class Tested:
 
 @dataclass(frozen=True, slots=True)
 class JoinedResults:
-    """One test on both devices. passed: None when there was nothing to compare. why: of what does
-    not pass, in words.
+    """One test on both devices.
 
-    through: operators that the test ran and that fail in tests of their own; the test's own
-    operator is then not blamed.
+    passed: None when there was nothing to compare. why: reasons for a failure, in words. through:
+    operators that the test ran and that fail in tests of their own; the test's own operator is then
+    not blamed.
     """
 
     name: str
@@ -96,7 +98,7 @@ class JoinedResults:
 
     @property
     def either(self) -> Tested:
-        """The target's row, or the reference's where there is no other."""
+        """The target's row, or the reference's when the target has none."""
         row = self.target or self.reference
         assert row is not None
         return row
@@ -155,8 +157,9 @@ class Table:
 
 
 def read(path: Path) -> Table:
-    """A table that tests wrote. Columns may be in any order, further ones are passed over. Raises
-    UnreadableRun for what is none.
+    """Read a table that tests wrote. Columns may be in any order; unknown ones are ignored.
+
+    Raises UnreadableRun for a file that is no such table.
     """
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:

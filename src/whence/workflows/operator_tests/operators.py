@@ -187,8 +187,8 @@ def _tensors(run: Run, call: Call) -> tuple[Tensor, ...]:
 
 
 def _add_counts(groups: dict[str, Group], counts: Sequence[dict[str, Any]]) -> None:
-    """Counts since the note before, one entry a signature: op, tensors, arguments, count, seconds,
-    scopes, phases, ranges.
+    """Add the counts since the previous note, one entry a signature: op, tensors, arguments, count,
+    seconds, scopes, phases, ranges.
     """
     for entry in counts:
         tensors = tuple(

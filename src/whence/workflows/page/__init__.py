@@ -1,1 +1,1 @@
-"""Measures what a page shows, and writes it."""
+"""Measures the contents of a page and writes the page."""

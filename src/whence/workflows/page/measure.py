@@ -1,10 +1,10 @@
 """Measures what a page shows of a comparison (`whence.results.page`): the calls in order, and
-tensors of the most telling ones looked at closely.
+details of tensors of the most relevant calls.
 
-The calls come from the comparison alone; where the runs still lie where they were, what only they
-know is added: the tree, sources, facts of both sides, elements.
+The calls come from the comparison alone. If the runs are still where they were, the page also shows
+their tree, sources, facts of both sides, and elements.
 
-Details are tensors of the most telling calls, looked at element by element.
+Details concern single elements of tensors.
 """
 
 from __future__ import annotations
@@ -376,12 +376,12 @@ _LARGEST_RATIO = 1e30
 
 
 def page_calls(compared: Comparison, aligned: align.Aligned | None) -> tuple[PageCall, ...]:
-    """The calls in the order of execution. aligned: None where the runs are gone."""
+    """The calls in execution order. aligned: None when the runs are gone."""
     return _Calls(compared, aligned).listed()
 
 
 class _Calls:
-    """The calls of a page in the order of execution. aligned: None where the runs are gone."""
+    """The calls of a page in execution order. aligned: None when the runs are gone."""
 
     def __init__(self, compared: Comparison, aligned: align.Aligned | None) -> None:
         self.compared, self.aligned = compared, aligned

@@ -75,7 +75,10 @@ def _texts(file: Path) -> dict[int, str] | None:
 
 
 def _pieces(model: Mapping[str, Any]) -> Iterator[tuple[str, int]]:
-    """(piece, number): a table for BPE and WordPiece, a list of (piece, score) for Unigram."""
+    """(piece, number) of each token.
+
+    BPE and WordPiece store a table, Unigram a list of (piece, score).
+    """
     table = model["vocab"]
     if isinstance(table, dict):
         yield from ((str(piece), int(number)) for piece, number in table.items())

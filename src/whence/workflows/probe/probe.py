@@ -111,7 +111,9 @@ def _arguments(
 
 
 def _request(to: Sequence[str], budget: float) -> PrecisionRequest:
-    """Raises UsageError for a type that modules cannot be narrowed to, or a budget that is none."""
+    """The request for `precision`. Raises UsageError for an unsupported type or an
+    invalid budget.
+    """
     if isinstance(to, str):
         to = (to,)
     if unknown := set(to) - set(NARROW_TYPES):
@@ -124,7 +126,7 @@ def _request(to: Sequence[str], budget: float) -> PrecisionRequest:
 
 
 def _check_properties(properties: Collection[str]) -> None:
-    """Raises UsageError for a name that no property has."""
+    """Raise UsageError for the name of an unknown property."""
     if unknown := set(properties) - set(Property):
         raise UsageError(
             f"there is no property {min(unknown)!r}; give one of {', '.join(Property)}"
@@ -132,7 +134,7 @@ def _check_properties(properties: Collection[str]) -> None:
 
 
 def _check_declared(declare: Collection[str]) -> None:
-    """Raises UsageError for a word that nothing is declared by."""
+    """Raise UsageError for an unknown declaration."""
     if unknown := set(declare) - set(_DECLARED):
         raise UsageError(f"nothing is declared by {min(unknown)!r}; give of {', '.join(_DECLARED)}")
 

@@ -58,7 +58,7 @@ def reproduce(
     model: str | Module | Callable[[], Module] | None,
     tell: Callable[[str], None],
 ) -> Reproduction:
-    """As `whence.repro`. number: of the finding."""
+    """The same as `whence.repro`. number: of the finding."""
 
     began = time.monotonic()
     compared = as_comparison(comparison)

@@ -1,4 +1,6 @@
-"""A script that shows a finding: what users call. The work is in `finding.py`, which loads much."""
+"""Public function that writes a script for a finding; `finding.py`, which loads much, does the
+work.
+"""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""What an upgrade changes: the same models under two releases, captured and compared."""
+"""Finds what an upgrade changes: captures the same models under two releases and compares them."""

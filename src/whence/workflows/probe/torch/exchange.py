@@ -1,4 +1,4 @@
-"""Weights whose units (heads, experts, channels) are put in another order, for one run."""
+"""Puts the units (heads, experts, channels) of weights in another order for one run."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def derangement(count: int) -> list[int]:
 
 
 def whole_order(structure: Structure) -> list[int]:
-    """An order of all units that stays within their groups."""
+    """A permutation of all units that keeps each unit in its group."""
     order = list(range(structure.units))
     for group in structure.groups or (tuple(order),):
         for place, source in enumerate(derangement(len(group)) if len(group) > 1 else [0]):

@@ -1,5 +1,5 @@
-"""Finds heads of attention: queries, keys, values and the projection behind them, by their names
-and sizes.
+"""Finds the heads of attention (queries, keys, values and the output projection) by names and
+sizes.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def attention_heads(model: Any, calls: LeafCalls) -> Iterator[Structure | str]:
 
 
 def attention_scopes(model: Any) -> set[str]:
-    """Modules that hold projections to queries, keys and values."""
+    """Modules that contain projections to queries, keys and values."""
     modules = dict(model.named_modules())
     return {scope for scope in modules if _parts(modules, scope)}
 

@@ -129,7 +129,10 @@ class CallInputs:
         return out
 
     def joined(self, others: Sequence[torch.Tensor]) -> CallInputs:
-        """A batch of this call's one row and others: `others` are main tensors of one row each."""
+        """A batch of this call's only row and others.
+
+        others: main tensors with one row each.
+        """
         batch = self.with_rows([0] * (1 + len(others)))
         return batch.changed(**{self.main: torch.cat([self.tensor, *others], self.batch_axis or 0)})
 
@@ -161,7 +164,7 @@ class CallInputs:
         return args, {n: fresh[n] for n in names[self._positional :]}
 
     def words(self) -> str:
-        """ "input_ids [2, 12], attention_mask [2, 12]"."""
+        """The tensors in words: "input_ids [2, 12], attention_mask [2, 12]"."""
         return ", ".join(
             f"{name} {list(value.shape)}"
             for name, value in self.values.items()

@@ -1,8 +1,7 @@
-"""Judges one variant: equal, rounding, or more than rounding can be.
+"""Judges one variant: equal, rounding, or more than rounding can explain.
 
-Rounding in float64 is 5e8 times smaller than in float32; what depends on something it may not
-depend on does so in float64 as well. So both runs are made again in float64, and the difference
-either goes away or stays.
+Rounding in float64 is 5e8 times smaller than in float32, while a real dependency remains the same.
+Both runs are therefore repeated in float64, where the difference either disappears or stays.
 """
 
 from __future__ import annotations
@@ -74,7 +73,7 @@ class Judge:
     # ---- running
 
     def base(self, inputs: CallInputs, wide: bool = False) -> Outputs:
-        """What the model returns for inputs, kept."""
+        """The model's outputs for these inputs; they are computed once and kept."""
         key = id(inputs), wide
         if key not in self._bases:
             subject = self.wide() if wide else self.subject
@@ -204,7 +203,9 @@ class Judge:
 
 
 def made(changed: Changed, subject: Subject) -> CallInputs:
-    """The arguments themselves. Raises whatever the model raises while they are made."""
+    """The arguments of a variant, created if necessary. Raises whatever the model raises
+    meanwhile.
+    """
     return changed if isinstance(changed, CallInputs) else changed(subject)
 
 

@@ -20,9 +20,11 @@ _MAKES_MEMORY = ("aten.empty", "aten.new_empty")
 
 @dataclass(frozen=True)
 class Distance:
-    """moved: the largest difference in root mean squares of the first tensor. ulp: the same in
-    units of the last place of the element, or of the root mean square where that is larger.
-    differing: elements with other bits, of `count`.
+    """The distance of two tensors.
+
+    moved: the largest difference, in root mean squares of the first tensor. ulp: the largest
+    difference in units in the last place of the element, or of the root mean square if that is
+    larger. differing: number of elements with different bits, out of `count`.
     """
 
     moved: float = 0.0
@@ -61,8 +63,10 @@ def distance(a: torch.Tensor, b: torch.Tensor) -> Distance:
 
 
 def relative_rms(a: torch.Tensor, b: torch.Tensor) -> float:
-    """Root mean square of the difference of two tensors over that of the finite elements of the
-    first; infinite where one alone is NaN or infinite somewhere.
+    """Root mean square of the difference of two tensors, relative to that of the finite elements of
+    the first.
+
+    Infinite when an element is NaN or infinite in only one of them.
     """
     a, b = a.double(), b.double()
     difference = (a - b).masked_fill((a == b) | (a.isnan() & b.isnan()), 0.0)

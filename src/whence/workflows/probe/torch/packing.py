@@ -332,7 +332,7 @@ def _mask_blocks(mask: torch.Tensor) -> list[_Span]:
 
 
 def _document_alone(one: CallInputs, start: int, stop: int) -> CallInputs:
-    """One document of a row by itself, with positions from 0 where the model takes them."""
+    """One document of a row by itself; its positions start at 0 if the model accepts positions."""
     cut = one.cut(start, stop).changed(**{name: None for name in _OF_ENDS if name in one.values})
     mask = one.given(_MASK)
     if isinstance(mask, torch.Tensor) and mask.ndim == 4:

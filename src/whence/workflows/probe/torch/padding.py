@@ -90,7 +90,7 @@ def _span(row: CallInputs) -> tuple[int, int]:
 
 
 def without_padding(row: CallInputs) -> CallInputs:
-    """A row without its padding, with a mask of ones where there is one."""
+    """A row without its padding; its mask, if any, becomes all ones."""
     if not row.mask:
         return row
     cut = row.cut(*_span(row))

@@ -1,5 +1,6 @@
-"""Keeps the inputs of outermost calls of modules while a program runs. The program's own results
-are untouched: arguments are copied before a call, and what it returns after it.
+"""Keeps the inputs of outermost module calls while a program runs.
+
+The program's results are unaffected: arguments are copied before a call, and results after it.
 """
 
 from __future__ import annotations

@@ -12,7 +12,10 @@ _KINDS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
 
 
 class Layer(NamedTuple):
-    """A layer that multiplies by one matrix, alike for all positions. inputs, outputs: channels."""
+    """A layer that multiplies every position by the same matrix.
+
+    inputs, outputs: numbers of channels.
+    """
 
     name: str
     inputs: int

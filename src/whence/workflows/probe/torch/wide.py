@@ -1,4 +1,4 @@
-"""A module run in float64, whatever dtypes its code asks for."""
+"""Runs a module in float64, whatever dtypes its code requests."""
 
 from __future__ import annotations
 

@@ -248,7 +248,9 @@ _DTYPES = {name: getattr(torch, name) for name in ("float16", "bfloat16", "float
 
 
 class _Effects:
-    """Runs one call with losses put in. Raises, when made, what a copy in float64 raises."""
+    """Runs one call with losses inserted. Creating it raises what a copy of the model in float64
+    raises.
+    """
 
     def __init__(self, judge: Judge, inputs: CallInputs) -> None:
         self._judge, self._inputs = judge, inputs
@@ -282,9 +284,11 @@ class _Effects:
         return _outputs_apart(base, changed) if met else None
 
     def without_births(self, spared: Key | None = None) -> Outputs:
-        """What the model returns where NaN and Inf that an operator makes of finite inputs are 0
-        and the largest finite numbers instead. spared: an operator that may make them. Raises what
-        the model raises.
+        """The model's results when NaN and Inf that an operator produces from finite inputs are
+        replaced.
+
+        NaN becomes 0, Inf the largest finite number. spared: an operator whose results are not
+        replaced. Raises what the model raises.
         """
 
         def look(key: Key, read: Operands, results: list[Any]) -> Any:
@@ -296,7 +300,7 @@ class _Effects:
         return subject.run(self._inputs, Reading(subject.model, look).listening())
 
     def as_it_runs(self) -> Outputs:
-        """What the model returns."""
+        """The results of the unchanged model."""
         return self._judge.base(self._inputs)
 
 

@@ -159,7 +159,9 @@ def _rows_at_one(scores: torch.Tensor, result: torch.Tensor, dim: int) -> tuple[
 
 
 def _scores(named: dict[str, Any]) -> torch.Tensor | None:
-    """The scores of a fused attention in float64, of some queries; None for one of another form."""
+    """The scores of a fused attention in float64, for some queries; None for other forms of
+    attention.
+    """
     query, key = named.get("query"), named.get("key")
     if query is None or key is None or query.dim() != 4 or key.dim() != 4:
         return None

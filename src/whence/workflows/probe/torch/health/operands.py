@@ -38,7 +38,7 @@ class Operands:
         return [t for t in tensors_in([*self.args, *self.kwargs.values()]) if t.is_floating_point()]
 
     def named(self) -> dict[str, Any]:
-        """The arguments by the names of the operator's schema."""
+        """The arguments by their names in the operator's schema."""
         names = [str(a.name) for a in self.func._schema.arguments if not a.kwarg_only]
         return {**dict(zip(names, self.args)), **self.kwargs}
 
@@ -48,9 +48,11 @@ class Operands:
         return [abs(float(v)) for v in values if isinstance(v, (int, float))]
 
     def in_float64(self, draw: int | None = None, unit: float | None = None) -> list[torch.Tensor]:
-        """What the operator gives in float64: of its inputs as they are, or (draw) of inputs with
-        another rounding: each element times 1 + r, r uniform in -u..u, where u is the unit
-        roundoff of the tensor (`unit` for all, where it is given). Raises what the operator raises.
+        """The operator's result in float64.
+
+        draw: None for the inputs as they are; otherwise the seed of another rounding of the inputs:
+        each element is multiplied by 1 + r, r uniform in -u..u, where u is the unit roundoff of the
+        tensor (`unit` for all tensors if given). Raises what the operator raises.
         """
         generator = torch.Generator().manual_seed(_SEED + (draw or 0))
 
@@ -73,9 +75,10 @@ class Operands:
 
 
 class Reading(Trace):
-    """A trace that calls `look(key, operands, results)` of each operator that computes floating
-    point numbers of tensors. What it returns, None for nothing, takes the place of the first
-    result.
+    """A trace that calls `look(key, operands, results)` for each operator that computes
+    floating-point tensors.
+
+    The return value replaces the first result, unless it is None.
     """
 
     def __init__(self, model: Any, look: Callable[[Key, Operands, list[Any]], Any]) -> None:
@@ -141,7 +144,7 @@ def floating(out: Any) -> list[torch.Tensor]:
 
 
 def storage(tensor: torch.Tensor) -> int:
-    """Where a tensor's memory begins; the tensor itself where it has none."""
+    """The address of a tensor's memory; the tensor itself when it has none."""
     try:
         return int(tensor.untyped_storage().data_ptr()) or -id(tensor)
     except (NotImplementedError, RuntimeError):

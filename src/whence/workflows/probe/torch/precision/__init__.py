@@ -1,1 +1,1 @@
-"""Which modules may compute in a narrower type, measured one by one and together."""
+"""Finds the modules that may compute in a narrower type, measured one by one and together."""

@@ -507,7 +507,7 @@ class Moved(NamedTuple):
 
     @property
     def worst(self) -> float:
-        """The largest error of an output."""
+        """The largest error over the outputs."""
         return float(self.errors.max(initial=0.0))
 
 
@@ -622,7 +622,7 @@ def _changed_decisions(before: _Taken, after: _Taken) -> int:
 
 
 def _decision_words(taken: _Taken) -> str:
-    """ "aten.topk in model.layers.0.mlp.gate and 3 more": what decides, "" for nothing."""
+    """The deciding operators: "aten.topk in model.layers.0.mlp.gate and 3 more"; "" for none."""
     places = dict.fromkeys((key[2].removesuffix(".default"), key[0]) for key in taken)
     words = [f"{operator} in {scope or 'the model itself'}" for operator, scope in places]
     return listed(words, 1)

@@ -29,7 +29,7 @@ _LARGEST = {"float8_e4m3fn": 448.0, "int8": 127.0}
 
 
 def check_type(name: str) -> None:
-    """Raises UsageError for a type that modules cannot be narrowed to."""
+    """Raise UsageError for a type to which modules cannot be narrowed."""
     if name not in NARROW_TYPES:
         raise UsageError(
             f"no module is narrowed to {name!r}; give one of {', '.join(NARROW_TYPES)}"
@@ -37,7 +37,7 @@ def check_type(name: str) -> None:
 
 
 def unfit(module: Any, to: str) -> str:
-    """Why a module cannot be narrowed to a type, "" where it can."""
+    """The reason why a module cannot be narrowed to a type, "" when it can."""
     own = own_dtype(module)
     if own is None:
         return "it has no floating-point parameters"
@@ -49,15 +49,17 @@ def unfit(module: Any, to: str) -> str:
 
 
 def own_dtype(module: Any) -> Any:
-    """The dtype of a module's first floating-point parameter, None where it has none."""
+    """The dtype of a module's first floating-point parameter, None without one."""
     return next((p.dtype for p in module.parameters() if p.is_floating_point()), None)
 
 
 class Narrowed:
-    """Modules of a model that compute in narrower types until `remove` is called, or to the end of
-    a `with` block. types: path -> type. The model's own tensors are untouched: tied weights of
-    other modules stay what they are. Raises UsageError for a path that the model lacks, or a module
-    that cannot be narrowed.
+    """Lets modules of a model compute in narrower types until `remove` is called or a `with` block
+    ends.
+
+    types: path -> type. The model's own tensors are unchanged, so tied weights of other modules
+    keep their values. Raises UsageError for a path that the model lacks, or a module that cannot be
+    narrowed.
     """
 
     def __init__(self, model: Any, types: Mapping[str, str]) -> None:
@@ -153,9 +155,10 @@ def _as(old: Any, new: torch.Tensor) -> Any:
 
 
 def rounded(tensor: torch.Tensor, to: str, axis: int | None = None) -> torch.Tensor:
-    """The values that a tensor has in an 8-bit type, in its own dtype. axis: each index of it has a
-    scale of its own; None: one scale for the whole tensor. The scale maps the largest magnitude to
-    the largest number of the type; a tensor of zeros stays as it is.
+    """The values of a tensor rounded to an 8-bit type, in the tensor's dtype.
+
+    axis: each index along it has its own scale; None uses one scale for the whole tensor. The scale
+    maps the largest magnitude to the largest number of the type; a tensor of zeros is unchanged.
     """
     wide = tensor.float() if tensor.dtype != torch.float64 else tensor
     axes = (
