@@ -3,8 +3,8 @@ release, until its results differ from those of the lowest rung. That step is at
 
 The climber of a command or a model is chosen here (`_of_command`, `_of_model`).
 
-What the comparison of a rung with the lowest says becomes an outcome, and the rungs together
-what the ladder names.
+Each comparison of a rung with the lowest gives an outcome; the outcomes of all rungs together give
+the stage at fault.
 """
 
 from __future__ import annotations
