@@ -1,5 +1,5 @@
-"""The demo: it uses the api to find a planted fault, in runs that come with whence, or in live runs
-of a small or a real model, next to a clean pair.
+"""The demo: a user of the api that shows a planted fault that is found, in runs that come with
+whence, or live beside a clean pair, on a model of its own or a real one.
 """
 
 from whence.demo.players import MODELS

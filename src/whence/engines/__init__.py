@@ -1,5 +1,5 @@
-"""Where the work of a comparison runs: in this process, in processes of this machine, or on a Ray
-cluster. Each engine has one file; the code of a task lies with its caller.
+"""Where the work of a comparison is done: in this process, in processes of this machine, or on a
+Ray cluster. One file an engine; what a task computes lies with whoever hands it out.
 
 A task names a module of whence and holds bytes; its result is bytes. Tensors never travel: workers
 read the runs themselves.

@@ -1,1 +1,1 @@
-"""The verbs that users call; each has a file or a folder of its own."""
+"""What users call, one file or folder a verb."""
