@@ -1,5 +1,5 @@
-"""What is read from the code of a module: which way its casts go, what it refers to, which tensors
-it holds.
+"""Inspects a module without running it: the direction of casts in its code, what its code refers
+to, and which tensors it holds.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ _BLOCK_CACHE_BYTES = 64 << 20
 
 
 def cast_way(frame: Any) -> str:
-    """Which way the cast goes that `frame` is making: "up" for `.to(torch.float32)`, "back" for
-    `.to(x.dtype)`, "" when a variable says.
+    """Direction of the cast at the current instruction of `frame`: "up" for `.to(torch.float32)`,
+    "back" for `.to(x.dtype)`, "" where a variable holds the dtype.
     """
     return _way_at(frame.f_code, frame.f_lasti)
 
@@ -39,16 +39,18 @@ def _way_at(code: CodeType, last: int) -> str:
 
 
 def asks_for_listeners(module: Any) -> bool:
-    """Does the module's forward call `has_torch_function` itself (nn.MultiheadAttention does, to
-    choose its fast path)?
+    """Whether the module's forward itself calls `has_torch_function` (nn.MultiheadAttention does,
+    to choose its fast path).
 
-    Such code runs differently while a torch-function mode is active; record it with `casts=False`.
+    Such code takes another path while a torch-function mode is active; record it with
+    `casts=False`.
     """
     return "has_torch_function" in _names(module)
 
 
 def compiled_inside(module: Any) -> str:
-    """The name of something compiled that the module's forward refers to, "" when none is found.
+    """Name of a compiled function or module that the module's forward refers to, "" when none is
+    found.
 
     A dispatch mode around compiled code silently makes it eager, so such a module is not recorded.
     """
@@ -77,8 +79,8 @@ def _names(module: Any) -> tuple[str, ...]:
 
 
 def is_block_cache(name: str, value: Any) -> bool:
-    """Is this plain attribute of a module the memory in which an engine keeps keys and values of
-    all requests?
+    """Whether this plain attribute is the memory in which an inference engine keeps keys and values
+    of all requests.
     """
     parts = (
         [value]
@@ -95,12 +97,12 @@ def is_block_cache(name: str, value: Any) -> bool:
 
 
 def tensors_of(module: Any) -> list[tuple[str, Any]]:
-    """(slot, tensor) of everything a leaf module holds: parameters and buffers, also of children it
-    does not call, and plain attributes.
+    """(slot, tensor) of everything a leaf module holds: parameters, buffers and plain attributes,
+    also those of children that it does not call.
 
     Slots: "param.weight", "param.out_proj.weight", "param.scale" for a plain attribute
-    `self.scale`, "param.tables.0" in a list or dict. An engine's block cache is not a parameter,
-    and as large as the memory left: it is left out.
+    `self.scale`, "param.tables.0" in a list or dict. The block cache of an inference engine is left
+    out: it is no parameter, and takes up all memory that was free.
     """
     named = [
         (f"param.{name}", tensor)

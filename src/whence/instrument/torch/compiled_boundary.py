@@ -1,10 +1,11 @@
-"""Tells just before compiled code runs, so that nothing of ours is around it then, and whether we
-are inside it.
+"""Signals just before compiled code runs, so that no mode of whence is active around it, and tells
+whether the current code runs inside compiled code.
 
-A dispatch mode around compiled code silently makes it eager, so a recording must be over before.
-Every call of something that `torch.compile` made sets dynamo's frame evaluation first: that
-function is wrapped while a capture listens. While it is set, dynamo compiles every Python frame
-that starts, ours too: where compiled code breaks off and calls a module, nothing of ours may run.
+A dispatch mode around compiled code silently makes it eager, so a recording must end before. Every
+call of something that `torch.compile` made first sets dynamo's frame evaluation callback; the
+function that sets it is wrapped while a capture listens. While the callback is set, dynamo compiles
+every Python frame that starts, including those of whence: where compiled code breaks off and calls
+a module, no code of whence may run.
 """
 
 from __future__ import annotations
@@ -32,8 +33,8 @@ _AGAIN = "_maybe_set_eval_frame"
 
 
 def _is_borrowed() -> bool:
-    """Does torch forget to count the reference that it returns (2.6, 2.7)? Each call then takes one
-    away, and the process dies when none is left.
+    """Whether torch returns the callback without a reference of its own (torch 2.6, 2.7). Each call
+    would then lose one reference, and the process crashes when none is left.
     """
 
     def callback() -> None: ...
@@ -62,25 +63,27 @@ taken_for_torchs(_counted_callback)  # it also runs where dynamo takes every fra
 get_eval_frame_callback: Callable[[], Any] = (
     _counted_callback if _is_borrowed() else _borrowed_callback
 )
-"""What dynamo does with every frame that starts on this thread: a function, None or False."""
+"""Returns what dynamo does with every frame that starts on this thread: a function, None or
+False.
+"""
 
 
 def inside() -> bool:
-    """Does this run as a part of something compiled, so that dynamo takes every frame that starts?
-    Its callback is None where it is off.
+    """Whether the current code runs inside compiled code, where dynamo takes every frame that
+    starts. The callback is None where dynamo is off.
     """
     return get_eval_frame_callback() not in (None, False)
 
 
 def is_compilers(module: Any) -> bool:
-    """Is this a graph that AOTAutograd made and runs as it is (`aot_eager`)? It is compiled code,
-    no module of the program.
+    """Whether the module is a graph that AOTAutograd made and runs unchanged (`aot_eager`):
+    compiled code, not a module of the program.
     """
     return isinstance(module, GraphModule) and isinstance(module.graph._codegen, _BOXED)
 
 
 class _Open(threading.local):
-    """The frame of torch's that has compiled code run on this thread, and how often it switched
+    """Per thread: the frame of torch that runs compiled code, and how often it has switched
     dynamo.
     """
 
@@ -95,11 +98,11 @@ def _nothing(*_: Any) -> None:
 
 class CompiledCodeGuard:
     """Calls `met` with dynamo's callback on the thread that is about to run compiled code, and
-    `on_left` behind it.
+    `on_left` after that code.
 
-    Does nothing where dynamo is not loaded or knows no such function. `on_left` may stay out: code
-    that switches dynamo with a context manager of its own has no frame to wait for (`running`
-    says).
+    Does nothing where dynamo is not loaded or lacks the wrapped function. `on_left` may never be
+    called: code that switches dynamo with its own context manager has no frame whose end could be
+    seen (see `running`).
     """
 
     def __init__(self, met: Callable[[Any], None]) -> None:
@@ -109,7 +112,7 @@ class CompiledCodeGuard:
         self._wrapped: dict[str, tuple[Any, Any]] = {}
 
     def on_left(self, action: Callable[[], None]) -> None:
-        """Call this behind compiled code."""
+        """Set the function to call after compiled code."""
         self._on_left = action
 
     def set(self) -> None:
@@ -147,10 +150,10 @@ class CompiledCodeGuard:
         setattr(self._module, name, set_eval_frame)
 
     def _switched(self, caller: Any, by_helper: bool) -> bool:
-        """Is this the last time that the outermost frame with compiled code switches dynamo?
+        """Whether this is the last switch of dynamo by the outermost frame with compiled code.
 
-        It puts in its own callback and then what was there before: by `_maybe_set_eval_frame` both
-        times (again), or (torch 2.4) not.
+        That frame sets its own callback, then restores the earlier one. Both go through
+        `_maybe_set_eval_frame`, or, in torch 2.4, neither does.
         """
         state, helped = self._open, caller.f_code.co_name == _AGAIN
         frame = caller.f_back if helped else caller
@@ -171,15 +174,15 @@ class CompiledCodeGuard:
         return bool(is_last)
 
     def running(self) -> bool:
-        """Is the frame that had compiled code run last on this thread still there?"""
+        """Whether the frame that last ran compiled code on this thread is still on the stack."""
         frame: FrameType | None = sys._getframe(1)
         while frame is not None and frame is not self._open.frame:
             frame = frame.f_back
         return frame is not None
 
     def clear(self) -> None:
-        """Take the wrapper away. One that somebody wrapped in turn stays, and does nothing any
-        more.
+        """Remove the wrapper. If another tool has wrapped it, it stays in place and does nothing
+        any more.
         """
         for name, (original, wrapper) in self._wrapped.items():
             if getattr(self._module, name, None) is wrapper:

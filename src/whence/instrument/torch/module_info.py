@@ -1,5 +1,5 @@
-"""What a listener remembers of a module, the tensors it holds and the root it belongs to, without
-keeping any of them alive.
+"""What a listener remembers of a module, of the tensors it holds and of the root it belongs to,
+without keeping any of them alive.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from whence.records import Placement, Ref
 
 
 class ModuleInfo:
-    """What is known of one module: where it is, and the tensors it holds with the records they were
-    last seen as. closed: its inside is not seen, by its class.
+    """What is known of one module: its place in the model, and the tensors it holds with the
+    records they were last seen as. closed: its class hides what runs inside.
     """
 
     __slots__ = (
@@ -57,18 +57,19 @@ class ModuleInfo:
 
 
 def is_optimized(module: Any) -> bool:
-    """Is it what `torch.compile` makes of a module?"""
+    """Whether the module is the wrapper that `torch.compile(module)` returns."""
     return type(module).__name__ == "OptimizedModule"
 
 
 def is_boundary(info: ModuleInfo, module: Any) -> bool:
-    """Is the module compiled or scripted as a whole, so that its inside is not seen?"""
+    """Whether the module is compiled or scripted as a whole, so that its inside is not observed."""
     return info.closed or getattr(module, "_compiled_call_impl", None) is not None
 
 
 class Home(NamedTuple):
-    """Where a tensor hangs: a module, one of its tables ("" for its attributes), and the name
-    there. The table itself would keep what is in it alive.
+    """Where a tensor is stored: the module, the name of its table ("" for plain attributes), and
+    the name in that table. No reference to the table itself is kept: it would keep its tensors
+    alive.
     """
 
     owner: weakref.ref[Any] | None
@@ -77,11 +78,10 @@ class Home(NamedTuple):
 
 
 class HeldTensor:
-    """A tensor that a module holds: where (a table of the module, or None when it hangs deeper),
-    and as which record it was last seen.
+    """A tensor that a module holds, and the record that it was last seen as.
 
-    It does not keep the tensor alive, and follows `module.weight = ...`. looked: which call of the
-    root last made sure of its bytes.
+    The tensor is read from its module, so that `module.weight = ...` is followed; it is not kept
+    alive. looked: number of the root's call in which its bytes were last checked.
     """
 
     __slots__ = (
@@ -100,14 +100,16 @@ class HeldTensor:
         self.placement: Placement | None = None
 
     def remember(self, tensor: Any) -> None:
-        """Its address and a sample of its bytes are these."""
+        """Remember the address of the tensor and a sample of its bytes."""
         self.pointer, self._probe = address_of(tensor), None
         if tensor.is_cpu and tensor.layout is torch.strided and self.pointer and tensor.numel():
             nbytes = tensor.nbytes if tensor.is_contiguous() else tensor.element_size()
             self._probe = Probe(self.pointer, nbytes)
 
     def looks_the_same(self) -> bool:
-        """Does a sample of its bytes show no change? Only asked while it lies where it did."""
+        """Whether a sample of the bytes is unchanged. Call it only while the tensor is at the
+        remembered address.
+        """
         return self._probe is None or self._probe.is_unchanged()
 
     def tensor(self) -> Any:
@@ -121,15 +123,17 @@ class HeldTensor:
 
 
 class RunsAgain(Protocol):
-    """Knows step and micro-batch of what a backward pass on this thread runs again, if it does."""
+    """Gives (step, micro-batch) of the calls that a backward pass on this thread runs again, None
+    outside of such a recomputation.
+    """
 
     def run_again(self) -> tuple[int, int] | None: ...
 
 
 class ModuleRoot(Root):
-    """A root that is a torch module: its step counters. calls: how often it began. trained: whether
-    a training call began since the last step of an optimizer; micro: how many did. has_stepped: has
-    an optimizer stepped at all?
+    """A root that is a torch module, with its step counters. calls: outermost calls so far.
+    trained: whether a training call began since the last optimiser step; micro: how many did.
+    has_stepped: whether an optimiser ever stepped.
     """
 
     def __init__(self, name: str, ref: Callable[[], Any]) -> None:
@@ -141,8 +145,8 @@ class ModuleRoot(Root):
         self.occurrences: dict[tuple[str, int, int, str], dict[str, int]] = {}
 
     def begin(self, frame: Any, passes: RunsAgain | None = None) -> None:
-        """An outermost call begins: its phase, its step and micro-batch, and the counts that calls
-        below it share. passes: knows what a backward pass runs again.
+        """Set phase, step, micro-batch and the shared occurrence counts of an outermost call that
+        begins. passes: gives the step of calls that a backward pass runs again.
         """
         frame.root, scope = self, frame.scope
         self.calls += 1
@@ -165,14 +169,16 @@ class ModuleRoot(Root):
 
     @property
     def trained_step(self) -> int:
-        """The step that its last training calls belong to. A second optimiser steps when the first
-        has ended the step, and so does what trains by parts of a loss.
+        """The step that the last training calls belong to. After the first optimiser has ended the
+        step, a second optimiser, and training with a loss in parts, still belong to it.
         """
         step = self.steps.get("", 0)
         return step if self.trained else max(0, step - 1)
 
     def optimizer_stepped(self) -> bool:
-        """An optimizer has stepped: a root that trained since goes on to its next step. Did it?"""
+        """Note a step of an optimiser. A root that trained since the last one goes on to its next
+        step; returns whether it did.
+        """
         self.has_stepped = True
         if not self.trained:
             return False
@@ -184,7 +190,7 @@ class ModuleRoot(Root):
 
 
 def home_of(module: Any, name: str) -> Home | None:
-    """Where a module itself holds the tensor called `name`; None for one that hangs deeper."""
+    """Where a module itself holds the tensor called `name`; None for a tensor held deeper."""
     own = vars(module)
     for table in ("_parameters", "_buffers", ""):
         held = own.get(table) if table else own

@@ -1,5 +1,5 @@
-"""Operators and graphs outside any module (code of the program itself, a backward pass, an
-optimizer), as calls of kind "region".
+"""Calls of kind "region": operators and graphs that run outside any module (code of the program
+itself, a backward pass, an optimiser).
 """
 
 from __future__ import annotations
@@ -15,9 +15,10 @@ from whence.records import Call
 
 
 class Region:
-    """Operators outside any module, while they are of one kind and belong to one call of a root.
+    """Consecutive operators outside any module that are of one kind and belong to one call of a
+    root.
 
-    kind: "region", "backward" or "optimizer". operators: how many it has so far.
+    kind: "region", "backward" or "optimizer". operators: number of operators so far.
     """
 
     __slots__ = (
@@ -52,7 +53,9 @@ class Region:
 
 
 def part_of(region: Region, session: Session, **fields: Any) -> Call:
-    """The next call of a region: one part of a training step, with these fields of its own."""
+    """The next call inside a region: one part of a training step. fields: of `Call`, beside those
+    it takes from the region.
+    """
     region.operators += 1
     order = session.next_order()
     common: dict[str, Any] = {
@@ -72,7 +75,7 @@ def part_of(region: Region, session: Session, **fields: Any) -> Call:
 class Regions:
     """The open region of each thread.
 
-    thread: the state of a thread, which has `region`. ended: called when a region was written.
+    thread: thread-local state with an attribute `region`. ended: called after a region was written.
     """
 
     def __init__(
@@ -89,7 +92,9 @@ class Regions:
     def enter(
         self, kind: str, root: ModuleRoot, step: int, micro: int, counts: dict[str, int]
     ) -> Region:
-        """The region that what runs now belongs to: the open one, or a new one in its place."""
+        """The region for the code that runs now: the open one if it matches, else a new one in its
+        place.
+        """
         thread, session = self._thread, self._session
         region: Region | None = thread.region
         if (

@@ -1,5 +1,5 @@
-"""Bytes of a tensor that is recorded: where they lie, their digest, and what is remembered of them
-to know the tensor again without keeping its memory alive.
+"""The bytes of a recorded tensor: their address, their digest, and what is remembered to recognise
+the tensor later without keeping its memory alive.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ hash_of = xxhash.xxh3_128_digest
 _read = ctypes.string_at
 expired = torch.UntypedStorage._expired
 UNSETTLED = -1
-"""The version of what an operator wrote or made a view of, seen inside the operator: torch counts
-it up behind it.
+"""Stands for the version of a tensor seen inside the operator that wrote it or made it as a view:
+torch increases the version only after the operator.
 """
 FULL_BYTES = 1 << 16
-"""Memory up to here is looked at whole when a tensor is seen again, of more a sample; hashing this
-takes about 5 us.
+"""Memory up to this many bytes is hashed whole (about 5 us) when a tensor is seen again; of larger
+memory a sample is compared.
 """
 
 _PART = 64  # bytes at the start, in the middle and at the end that a sample consists of
@@ -50,14 +50,13 @@ def storage_ref(tensor: Any) -> StorageRef:
 
 
 class SeenTensor(msgspec.Struct, gc=False, eq=False):
-    """A tensor that was recorded: enough to know it again without keeping its memory alive.
+    """What is kept of a recorded tensor to recognise it later without keeping its memory alive.
 
-    id: of the record; `Pending` while it is on its way. replaced: another record was made of what
-    lies there. version: None of an inference tensor;
-    UNSETTLED until the next look. has_elements: whether its elements were wanted. span: bytes of
-    memory that its elements lie in, 0 when they are not looked at there. memory: those, None of
-    more than `FULL_BYTES`; read only while a tensor lies there. probe: their hash, or a `sample` of
-    more.
+    id: of the record; `Pending` until the bytes have arrived. replaced: another record was made of
+    the same memory. version: None for an inference tensor, UNSETTLED until the next sight.
+    has_elements: whether its elements were wanted. span: bytes of memory that its elements cover, 0
+    when they are not checked in place. memory: a view of these bytes, None above `FULL_BYTES`; read
+    only while a tensor lies there. probe: hash of `memory`, or a `sample` of larger memory.
     """
 
     id: Any
@@ -71,13 +70,13 @@ class SeenTensor(msgspec.Struct, gc=False, eq=False):
     replaced: bool = False
 
     def is_still(self, digest: bytes, version: int | None, keep: bool) -> bool:
-        """Is a tensor that lies where this one lay, with these bytes and this version, this one?
-        keep: whether elements of it are wanted.
+        """Whether a tensor at the same address, with this digest and version, is the recorded one.
+        keep: whether its elements are wanted.
         """
         return self.digest == digest and self.may_be(version, keep)
 
     def may_be(self, version: int | None, keep: bool) -> bool:
-        """Is a tensor of this version this one as far as its bytes are equal too?"""
+        """Whether a tensor of this version can be the recorded one, if its bytes are equal too."""
         if (keep and not self.has_elements) or expired(self.storage.cdata):
             return False
         if self.version == UNSETTLED:
@@ -86,7 +85,9 @@ class SeenTensor(msgspec.Struct, gc=False, eq=False):
 
 
 class Pending:
-    """Stands for a record id, and how it was known again, until its bytes have arrived."""
+    """Placeholder for a record id, and for how the tensor was recognised, until its bytes
+    arrive.
+    """
 
     __slots__ = ("certain", "edge", "id")
 
@@ -95,7 +96,9 @@ class Pending:
 
 
 def sample(pointer: int, nbytes: int) -> bytes:
-    """A few of the bytes of a parameter: what an update of all its elements cannot miss."""
+    """A few bytes of a parameter (start, middle, end), which any update of all its elements
+    changes.
+    """
     if nbytes <= 3 * _PART:
         return _read(pointer, nbytes)
     return (
@@ -106,8 +109,8 @@ def sample(pointer: int, nbytes: int) -> bytes:
 
 
 class Probe:
-    """The sample of memory, taken again where it was taken. To be read only while a tensor lies
-    there.
+    """A sample of memory that can be checked for changes in place. It may be read only while a
+    tensor lies there.
     """
 
     __slots__ = ("_digests", "_views")
@@ -121,7 +124,7 @@ class Probe:
         self._digests = [hash_of(view) for view in self._views]
 
     def is_unchanged(self) -> bool:
-        """Are these the bytes that were sampled?"""
+        """Whether the sampled bytes are unchanged."""
         for view, digest in zip(self._views, self._digests):  # noqa: SIM110 - `all` takes twice as long
             if hash_of(view) != digest:
                 return False
@@ -130,7 +133,7 @@ class Probe:
 
 class PlainForm(msgspec.Struct, gc=False, eq=False):
     """What all plain tensors of one dtype and shape have in common. form: (dtype, shape, ()).
-    whole: of those that start where their storage does.
+    whole: the form of a tensor that begins at the start of its storage.
     """
 
     form: tuple[str, tuple[int, ...], tuple[int, ...]]
@@ -143,8 +146,8 @@ _forms: dict[tuple[Any, Any], PlainForm | None] = {}
 
 
 def plain_form(tensor: Any) -> PlainForm | None:
-    """The form of a plain tensor: on the CPU, of no class of its own, and its memory is its
-    canonical bytes. None for any other.
+    """The form of a plain tensor, which is on the CPU, of no subclass, and holds its canonical
+    bytes in memory. None for any other tensor.
     """
     kind = type(tensor)
     if (
@@ -174,7 +177,7 @@ def _new_form(tensor: Any, key: tuple[Any, Any]) -> PlainForm | None:
 
 
 class TensorContent(Content, gc=False, eq=False):
-    """The bytes of a CPU tensor. owner: keeps a copy alive. span, probe, memory: as of a
+    """The bytes of a CPU tensor. owner: keeps a copy alive. span, probe, memory: as in
     `SeenTensor`.
     """
 
@@ -185,7 +188,9 @@ class TensorContent(Content, gc=False, eq=False):
 
 
 def content_of(look: TensorSnapshot, *, probed: bool) -> TensorContent:
-    """The bytes of a CPU tensor. probed: it is to be known again where it lies."""
+    """The bytes of a CPU tensor. probed: also take what is needed to recognise it in place
+    later.
+    """
     tensor, address = look.plain, look.address
     dtype, _, stride = look.form
     resolved = dtype[0] == "c" or tensor.is_neg()
@@ -232,8 +237,8 @@ def form_of(tensor: Any) -> Form:
 def increment(
     grows: tuple[ObjectSnapshot, str], tensor: Any, dtype: str, shape: tuple[int, ...]
 ) -> tuple[tuple[int, int] | None, Bytes | None]:
-    """A cache that grew along one axis: (record, axis) and the bytes of what was added, if the old
-    part is unchanged bit by bit.
+    """For a cache that grew along one axis: ((record of the old part, axis), bytes that were
+    added). (None, None) unless the old part is unchanged bit by bit.
     """
     old = grows[0].grown.get(grows[1])
     if old is None or old[3] != dtype or len(old[2]) != len(shape):

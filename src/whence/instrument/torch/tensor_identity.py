@@ -1,11 +1,11 @@
-"""One tensor of a running program: is it one that was seen before, and if not, its record.
+"""Decides whether a tensor of a running program was recorded before, and records it if not.
 
-A tensor is the same as at its last sight while its storage lives and its version and bytes are
-equal. Bytes of a CPU tensor are looked at where they lie; a device tensor goes through the staging
-ring, and which record it is shows when its bytes have arrived.
+A tensor counts as already recorded while its storage is alive and its version and bytes are
+unchanged. The bytes of a CPU tensor are read in place. A device tensor is copied through the
+staging ring, so the decision is made when its bytes arrive on the host.
 
-Tensors that a program hands on as the very objects that were recorded, known again by looking at
-the object: in a steady program that is nearly every input.
+Most inputs of a steady program are the very Python objects that were recorded earlier; those are
+recognised by object identity (`KnownTensors`).
 """
 
 from __future__ import annotations
@@ -56,16 +56,16 @@ FindExternal = Callable[[bytes, str, tuple[int, ...], Bytes], External | None]
 _MIN_EXTERNAL_BYTES = 1 << 16  # of a parameter that is worth looking for in a checkpoint
 
 _FEW = 1 << 6
-"""Tensors that are gone, remembered. What is left of the storage of each, between the tensors of
-the program, keeps the allocator from joining the room that these leave.
+"""Number of dead tensors that may stay registered before a prune. The remains of their storages lie
+between live allocations and keep the allocator from merging freed memory, so they must stay few.
 """
 
 _GRAPH = "a CUDA graph is recorded: the program computes nothing yet, and reading would break it"
 
 
 class Sighter(Protocol):
-    """The call that sees a tensor. keep: whether elements were wanted when it began. placements: of
-    its slots, filled as they are seen.
+    """The call in which a tensor is seen. keep: whether elements were wanted when the call began.
+    placements: DTensor placements by slot, filled in as tensors are seen.
     """
 
     scope: str
@@ -77,12 +77,13 @@ class Sighter(Protocol):
 class TensorRegistry:
     """Records tensors into a session.
 
-    remembers: a CPU tensor that was seen before is recognised by its version and its memory where
-    it lies, of more than `FULL_BYTES` by a sample. Where every operator is seen there is hardly
-    another way to write it, and hashing the weights for each would cost as much as all the rest.
-    find_external: where a parameter's bytes may already lie in the user's checkpoint file. staged:
-    send CPU tensors through the ring too. on_error: called with what failed on the ring's thread.
-    busy: called there before anything of the user's may run. looks: of the listener's own code.
+    remembers: recognise a CPU tensor that was recorded before by its version and its memory in
+    place (a sample of it above `FULL_BYTES`). Used where every operator is observed: then hardly
+    any write goes unseen, and hashing the weights for every operator would cost as much as the rest
+    of the capture. find_external: returns where a parameter's bytes already lie in the user's
+    checkpoint file, or None. staged: send CPU tensors through the ring too. on_error: called on the
+    ring's thread with the exception that stopped it. busy: called on the ring's thread before user
+    code may run. looks: tracks when whence's own code runs.
     """
 
     def __init__(
@@ -104,8 +105,8 @@ class TensorRegistry:
         self._known = KnownTensors()
 
     def call(self, call: Call, settled: Callable[[Call], Call] | None = None) -> None:
-        """Hand over a finished call, behind its tensors. settled: what it is when these have
-        arrived.
+        """Pass a finished call to the session, after its tensors. settled: returns the final form
+        of the call once these have arrived.
         """
 
         def hand_over() -> None:
@@ -118,7 +119,7 @@ class TensorRegistry:
             self._session.call(call if settled is None else settled(call))
 
     def prune(self) -> None:
-        """Forget tensors that are gone, once as many were seen as were left the last time."""
+        """Forget dead tensors, once the tables have doubled since the last prune."""
         known, staging = self._known, self.staging
         if max(len(self._live), len(known), len(staging)) >= self._crowded:
             self._live = {k: s for k, s in self._live.items() if not expired(s.storage.cdata)}
@@ -143,13 +144,13 @@ class TensorRegistry:
         unsettled: bool = False,
         tried: bool = False,
     ) -> tuple[Any, str, Any]:
-        """The record of this tensor, how it was known again ("identity", "content" or "" for new),
-        and its (dtype, shape, stride).
+        """The record id of this tensor, how it was recognised ("identity", "content", or "" for a
+        new record), and its (dtype, shape, stride).
 
-        grows: the object and the path in it that held an earlier part of this tensor. unsettled: an
-        operator that is still running wrote it or made a view of it, so torch has not counted its
-        version yet. tried: `again` is not to be asked: it was, or an operator made or wrote this
-        just now.
+        grows: the object, and the path in it, that held an earlier, shorter version of this tensor
+        (a cache). unsettled: a running operator wrote this tensor or made it as a view, so torch
+        has not increased its version yet. tried: skip `again`, because it was called before or
+        because an operator has just made or written this tensor.
         """
         if not self._remembers:
             known_again = (
@@ -240,7 +241,9 @@ class TensorRegistry:
         return seen
 
     def is_as_it_was(self, tensor: Any, record: Any) -> bool:
-        """Is a tensor, as far as one look tells, as it was when this record was made of it?"""
+        """Whether one check finds the tensor unchanged since this record was made of it. False
+        where one check cannot tell.
+        """
         again = self._known.again(tensor, keep=False)
         return again is not None and again[0] == record
 
@@ -253,10 +256,10 @@ class TensorRegistry:
         content: Content,
         value: Any,
     ) -> int:
-        """Record a tensor that was not seen before.
+        """Record a new tensor and return the record's id.
 
-        may_refer: elements may be left where they lie in the user's checkpoint. grows: as of
-        `record_of`. value: what a user's function on_record gets.
+        may_refer: the elements may stay in the user's checkpoint file, with a reference in the run.
+        grows: as in `record_of`. value: the tensor that the user's on_record function gets.
         """
         if grows is not None:
             content.base, content.tail = increment(grows, value, form.dtype, form.shape)
@@ -270,10 +273,11 @@ class TensorRegistry:
         return number
 
     def again(self, tensor: Any, keep: bool, base: Any = None) -> tuple[Any, str, Any] | None:
-        """The sight of a plain CPU tensor that was seen before and is as it was, None where that is
-        not certain.
+        """(record, edge, form) of a plain CPU tensor that was recorded before and is unchanged;
+        None where that is not certain.
 
-        base: of a view that an operator makes now: the tensor whose version it will have.
+        base: for a view that an operator is just making: the tensor whose version the view will
+        have.
         """
         kind = type(tensor)
         if (
@@ -317,13 +321,15 @@ class TensorRegistry:
         return previous.id, "identity" if version is not None else "content", form
 
     def unreadable(self, tensor: Any, why: str) -> tuple[Any, str, Any]:
-        """A record of the shape of a tensor whose elements cannot be read, or say nothing."""
+        """Record only the form of a tensor whose elements cannot be read or have no meaning yet.
+        why: the reason, for the run.
+        """
         form = form_of(tensor)
         return self._session.unreadable(form, why), "", (form.dtype, form.shape, form.stride)
 
     def figures(self, tensor: Any, take: Callable[[Statistics], None]) -> None:
-        """Hand the figures of a tensor to `take`, without a record; of one that cannot be read,
-        nothing. Of a device tensor later.
+        """Call `take` with the statistics of a tensor without recording it; later, on the ring's
+        thread, for a device tensor. A tensor that cannot be read is skipped.
         """
         inner = tensors.plain(tensor)
         dtype = tensors.NAMES.get(tensor.dtype)
@@ -340,7 +346,7 @@ class TensorRegistry:
 
 
 def resolved(record: Any) -> int:
-    """The id of a record; of one that was on its way, when it has arrived."""
+    """The id of a record. A `Pending` must have arrived before this is called."""
     return int(getattr(record, "id", record))
 
 
@@ -363,8 +369,8 @@ _STRIDED, _TENSOR, _PARAMETER = torch.strided, torch.Tensor, torch.nn.Parameter
 
 
 class _Known(msgspec.Struct, gc=False, eq=False):
-    """A tensor object as it was when it was recorded. memory: its bytes, to be read while it lies
-    there.
+    """State of a tensor object when it was recorded. memory: a view of its bytes, valid only while
+    the tensor still lies at `address`.
     """
 
     ref: Any
@@ -375,7 +381,7 @@ class _Known(msgspec.Struct, gc=False, eq=False):
 
 
 class KnownTensors:
-    """Plain tensors that were recorded, by identity. Keeps none of them alive."""
+    """Plain tensors that were recorded, by object identity. Holds weak references only."""
 
     def __init__(self) -> None:
         self._known: dict[int, _Known] = {}
@@ -395,8 +401,8 @@ class KnownTensors:
         self._known[id(tensor)] = _Known(weakref.ref(tensor), seen, address, memory, form)
 
     def again(self, tensor: Any, keep: bool) -> tuple[Any, str, Any] | None:
-        """The sight of a tensor that is the object that was recorded, at the same place, of the
-        same version and with the same bytes; None where one look does not tell.
+        """(record, edge, form) of a tensor that is the very object recorded, at the same address
+        with the same version and bytes; None where one check cannot tell.
         """
         known = self._known.get(id(tensor))
         if (
@@ -445,7 +451,7 @@ _Form = tuple[str, tuple[int, ...], tuple[int, ...]]
 
 
 class _Sighter(Protocol):
-    """The call that sees a tensor."""
+    """The call in which a tensor is seen."""
 
     scope: str
     keep: bool
@@ -453,8 +459,8 @@ class _Sighter(Protocol):
 
 
 class _HandedOn(msgspec.Struct, gc=False, eq=False):
-    """A tensor object as it was when it was recorded; what it was found to be then may change when
-    its bytes arrive.
+    """State of a device tensor object when it was recorded. The record in `seen` may still change
+    when the bytes arrive.
     """
 
     ref: Any
@@ -465,8 +471,8 @@ class _HandedOn(msgspec.Struct, gc=False, eq=False):
     form: _Form
 
     def is_still(self, tensor: Any, keep: bool) -> bool:
-        """Is this the object, at the same place and of the same version? keep: whether elements of
-        it are wanted.
+        """Whether `tensor` is the recorded object, at the same address and with the same version.
+        keep: whether its elements are wanted.
         """
         seen = self.seen
         version = seen.version
@@ -484,10 +490,11 @@ class _HandedOn(msgspec.Struct, gc=False, eq=False):
 
 
 class StagedTensors:
-    """Sends tensors through a ring, made for the first one, and records them when they arrive.
+    """Copies tensors to the host through a staging ring and records them when they arrive. The ring
+    is created for the first tensor.
 
-    on_error: called with what failed on the ring's thread. busy: called there before anything of
-    the user's may run. looks: of the listener's own code.
+    on_error: called on the ring's thread with the exception that stopped it. busy: called on the
+    ring's thread before user code may run. looks: tracks when whence's own code runs.
     """
 
     def __init__(
@@ -509,7 +516,7 @@ class StagedTensors:
 
     @property
     def used(self) -> bool:
-        """Did any tensor go through it?"""
+        """Whether any tensor was sent through the ring."""
         return self._ring is not None
 
     @property
@@ -518,15 +525,15 @@ class StagedTensors:
         return self._ring.waiting_bytes if self._ring is not None else 0
 
     def emit(self, action: Callable[[], None]) -> None:
-        """Do it after everything that was sighted so far has arrived."""
+        """Run `action` after all tensors submitted so far have arrived."""
         if self._ring is not None and self._ring.pending:
             self._ring.then(action)
         else:
             action()
 
     def begin_step(self, root: str) -> None:
-        """Begin a step of a root. What is on its way is waited for only where it decides whether
-        the step's elements are kept.
+        """Begin a step of a root. Waits for pending tensors only where their bytes decide whether
+        the elements of the step still fit.
         """
         session = self._session
         if session.step_fits(root, self.waiting_bytes):
@@ -536,12 +543,12 @@ class StagedTensors:
             session.begin_step(root)
 
     def flush(self) -> None:
-        """Begin to bring in what was sighted so far."""
+        """Start handing over all tensors submitted so far."""
         if self._ring is not None:
             self._ring.flush()
 
     def drain(self) -> None:
-        """Wait until everything that was sighted so far has arrived."""
+        """Wait until all tensors submitted so far have arrived."""
         if self._ring is not None:
             self._ring.drain()
 
@@ -556,7 +563,9 @@ class StagedTensors:
         self._known.clear()
 
     def abandon(self) -> None:
-        """In a forked child: the ring's threads are not here, and its memory is not to be freed."""
+        """Drop the ring in a forked child without freeing its memory: the ring's threads do not
+        exist there.
+        """
         self._abandoned, self._ring = self._ring, None
 
     def _submit(
@@ -571,9 +580,10 @@ class StagedTensors:
     ) -> None:
         """Send a tensor through the ring.
 
-        dtype: of its figures, "" of one that has no name. known: figures are wanted only where its
-        bytes are not, for they can be taken of them later. canonical: its memory is known to be its
-        canonical bytes.
+        dtype: of the requested figures, "" for a dtype without a name. known: the tensor may be one
+        already recorded, so figures are taken in transit only if its bytes are not copied;
+        otherwise they can be computed from the bytes later. canonical: the memory of the tensor is
+        known to hold its canonical bytes.
         """
         ring = self._ring
         if ring is None:
@@ -612,10 +622,12 @@ class StagedTensors:
         write: Callable[[Content, Any], int],
         wants_bytes: bool,
     ) -> tuple[SeenTensor, Pending]:
-        """A tensor with what is to be remembered of it. write: records it when it has arrived and
-        is not what `previous` was; wants_bytes: and looks at its elements.
+        """Send a tensor to the host. Returns what is remembered to recognise it later, and its
+        pending record.
 
-        It is copied at every sight: a kernel that wrote it may have left the version as it was.
+        write: makes the record on arrival if the bytes differ from those of `previous`.
+        wants_bytes: whether `write` needs the elements. The tensor is copied at every sight, since
+        a kernel that wrote it may have left its version unchanged.
         """
         version = look.version
         earlier = previous if previous is not None and previous.may_be(version, keep) else None
@@ -643,8 +655,8 @@ class StagedTensors:
         return now, pending
 
     def know(self, tensor: Any, seen: SeenTensor, whole: Form, form: _Form) -> None:
-        """Remember the very object that was recorded: a plain one whose memory is its canonical
-        bytes.
+        """Remember the object of a plain tensor that was recorded and whose memory holds its
+        canonical bytes.
         """
         self._known[id(tensor)] = _HandedOn(
             weakref.ref(tensor), seen, tensor.data_ptr(), tensor.dtype, whole, form
@@ -653,8 +665,8 @@ class StagedTensors:
     def again(
         self, tensor: Any, slot: str, frame: _Sighter, write: Callable[..., int]
     ) -> tuple[Pending, str, _Form] | None:
-        """The sight of an object that was recorded, as `record` without a second look at what it
-        is; None of any other.
+        """(pending record, edge, form) of an object that was recorded before: like `record`, but
+        without taking a new snapshot of the tensor. None for any other object.
         """
         known, ring = self._known.get(id(tensor)), self._ring
         if (
@@ -689,7 +701,7 @@ class StagedTensors:
         return write(content, got.copied.clone() if self._session.shows_values else got.copied)
 
     def figures(self, tensor: Any, dtype: str, take: Callable[[Statistics], None]) -> None:
-        """Hand the figures of a tensor to `take` when it has arrived."""
+        """Call `take` with the statistics of a tensor when it has arrived."""
 
         def arrived(got: Arrival) -> None:
             take((got.figures or host.statistics_at(got.address, got.nbytes, dtype))[0])
@@ -698,30 +710,37 @@ class StagedTensors:
 
 
 def is_recorded_as_graph(device: Any) -> bool:
-    """Is what the program does on this device recorded as a CUDA graph now, and not done?"""
+    """Whether the current stream of this device is being captured into a CUDA graph, so that
+    kernels are recorded and not executed.
+    """
     return device.type == "cuda" and bool(torch.cuda.is_current_stream_capturing())
 
 
 _RING_BYTES = 512 << 20
-"""Of pinned memory at most; it is taken when it is needed."""
+"""Upper limit of pinned memory in bytes; it is allocated when first needed."""
 CHUNK_BYTES = 32 << 20
-"""Pinned at once (16 ms); a tensor larger than that gets a chunk of its own."""
+"""Size in bytes of one pinned allocation (16 ms each); a larger tensor gets a chunk of its own."""
 _BATCH_ENTRIES = 512
-"""Small tensors that are handed over together: their threads wake up as often less."""
+"""Most entries in one batch; larger batches wake the threads less often."""
 SHARED_BYTES = 1 << 20
-"""A batch from here on is described by a thread beside the one that hands over."""
+"""Batches of at least this many bytes are described by a helper thread, not by the thread that
+hands them over.
+"""
 _HELPERS = 8
 AGE_S = 0.25
-"""A batch that nothing ends, in a program that hangs, is handed over after so long."""
+"""Seconds after which an open batch is handed over although it is not full, for example because the
+program hangs.
+"""
 _ALIGNED = 64
 
 
 class StagingRing:
-    """Submit device tensors and things to do after them; both happen in order, on one thread.
+    """Copies device tensors to the host and runs actions after them, in order of submission, on one
+    thread.
 
-    limit_bytes: how much may wait (one tensor larger than that waits alone). on_error: called once,
-    from the thread, with the first exception; nothing runs after it. Safe to use from several
-    threads, not from the ring's own.
+    limit_bytes: most bytes that may wait (a larger tensor waits alone). on_error: called once, from
+    the ring's thread, with the first exception; nothing runs after it. The methods may be called
+    from several threads, but not from the ring's own.
     """
 
     def __init__(
@@ -750,7 +769,7 @@ class StagingRing:
 
     @property
     def pending(self) -> bool:
-        """Is anything not yet handed over?"""
+        """Whether any entry is not handed over yet."""
         return any(batch.entries or batch.sealed for batch in tuple(self._batches))
 
     @property
@@ -766,12 +785,12 @@ class StagingRing:
         *,
         canonical: bool = False,
     ) -> None:
-        """Copy `tensor` to the host; `arrived` gets it later, on the ring's thread. Returns before
-        that.
+        """Queue a copy of `tensor` to the host and return at once; `arrived` is called later with
+        the result, on the ring's thread.
 
-        tensor: strided, readable, on any device. dtype: whence's name of its own, where figures are
-        wanted. canonical: its memory is known to be its canonical bytes. Raises what torch raises
-        when there is no memory for the copy.
+        tensor: strided, readable, on any device. dtype: whence's name of the dtype where figures
+        are wanted. canonical: the memory of the tensor is known to hold its canonical bytes. Raises
+        what torch raises when there is no memory for the copy.
         """
         nbytes = tensor.nbytes
         with self._lock:
@@ -798,10 +817,12 @@ class StagingRing:
     def describe(
         self, tensor: Any, arrived: Callable[[Arrival], None], dtype: str, layout: Layout
     ) -> None:
-        """As `submit`, of a tensor whose bytes nobody wants: its device reads it, and `arrived`
-        gets its digest and figures alone. It is read before the listener's own code ends.
+        """Like `submit`, for a tensor whose bytes nobody wants: a kernel reads it on its device,
+        and `arrived` gets only its digest and figures. The kernel is launched before whence's own
+        code returns to the program.
 
-        tensor: its memory is its canonical bytes, on a device that `reader` reads. layout: of it.
+        tensor: its memory holds its canonical bytes, on a device that `reader` can read. layout:
+        how the kernel reads it.
         """
         with self._lock:
             batch = self._with_room(layout.nbytes, layout.pieces)
@@ -872,15 +893,15 @@ class StagingRing:
         return batch
 
     def _read(self) -> None:
-        """Have devices read what they were to read."""
+        """Launch the pending kernels of the open batch."""
         with self._lock:
             self._looks.pending = False
             if (batch := self._open()) is not None and batch.unread:
                 batch.read(self.reader)
 
     def _with_room(self, nbytes: int, rows: int = 0) -> Batch | None:
-        """The open batch, with room for so many bytes, and rows of a table; None when nothing is
-        taken any more.
+        """The open batch with room for `nbytes` bytes and `rows` rows of the kernel's table; None
+        once the ring is closed or dead.
         """
         while not (self._dead or self._closed):
             batch = self._open()
@@ -898,7 +919,7 @@ class StagingRing:
         return None
 
     def _chunk(self, nbytes: int) -> Chunk | None:
-        """Memory for so many bytes, None while all of it is in use."""
+        """A free chunk of at least `nbytes` bytes, None while all allowed memory is in use."""
         large = nbytes > self._chunk_bytes
         size = 1 << (nbytes - 1).bit_length() if large else self._chunk_bytes
         for chunk in self._free:
@@ -913,7 +934,7 @@ class StagingRing:
         return Chunk(size)
 
     def _seal(self) -> None:
-        """End the open batch: it is handed over from now on."""
+        """Close the open batch, so that it is handed over next in order."""
         batch = self._open()
         if batch is None or not batch.entries:
             return
@@ -931,13 +952,13 @@ class StagingRing:
     # ---- the threads
 
     def _help(self) -> None:
-        """Describe batches, in any order."""
+        """Compute digests and figures of batches, in any order (helper thread)."""
         while (batch := self._tasks.get()) is not None:
             if not batch.is_claimed():
                 batch.describe()
 
     def _next(self) -> Batch | None:
-        """The batch that is handed over next, None at the end."""
+        """The next batch to hand over, None once the ring is closed and empty. Waits for it."""
         with self._room:
             while True:
                 first = self._batches[0] if self._batches else None
@@ -950,7 +971,7 @@ class StagingRing:
                     self._seal()
 
     def _may_end(self, batch: Batch | None) -> bool:
-        """Is this the open batch, of which a device is to read nothing any more?"""
+        """Whether this is the open batch and no kernel still has to read a tensor of it."""
         return batch is not None and batch is self._open() and not batch.unread
 
     def _work(self) -> None:
@@ -987,7 +1008,9 @@ class StagingRing:
 
 
 def _canonical_on_device(tensor: Any) -> Any:
-    """The tensor, or a copy where it is, whose memory is the canonical bytes."""
+    """The tensor itself if its memory holds its canonical bytes, else a canonical copy on the same
+    device.
+    """
     tensor = tensor.detach()
     if not tensor.is_contiguous():
         tensor = tensor.contiguous()
@@ -1005,12 +1028,12 @@ def _processors() -> int:
 
 
 class Arrival(msgspec.Struct, gc=False, eq=False):
-    """The canonical bytes of a submitted tensor on the host: `nbytes` at `address`, which
-    `copied` shares; None where a device read it, and its bytes are not here. They are there until
-    `arrived` returns.
+    """A submitted tensor as it arrives on the host: `nbytes` canonical bytes at `address`, a memory
+    that the tensor `copied` shares. Valid until `arrived` returns.
 
-    dtype: of the figures that were asked for, "" for none. figures: None where they were not taken
-    on the way.
+    copied: None where a kernel read the tensor on its device; then its bytes are not on the host.
+    dtype: of the requested figures, "" for none. figures: None where they were not computed during
+    the transfer.
     """
 
     address: int
@@ -1023,12 +1046,14 @@ class Arrival(msgspec.Struct, gc=False, eq=False):
 
     @property
     def is_in_units(self) -> bool:
-        """Lies at the address what a device made of units of its bytes?"""
+        """Whether the memory at `address` holds the results that a kernel computed per unit,
+        instead of the tensor's bytes.
+        """
         return self.copied is None and self.nbytes >= host.DIGEST_BYTES
 
 
 class Chunk:
-    """Host memory that one batch after the other fills, pinned where there is an accelerator."""
+    """Host memory that serves one batch at a time, pinned where there is an accelerator."""
 
     def __init__(self, nbytes: int) -> None:
         with torch.inference_mode(False):  # written in any mode later
@@ -1042,8 +1067,9 @@ class Chunk:
         self._table_address = 0
 
     def copy(self, tensor: Any, offset: int, events: dict[Any, Any]) -> tuple[int, Any]:
-        """Copy a tensor, detached and canonical, to `offset`: (address, the copy). events: gets
-        what to wait for before it is read, one event for all that was copied on a stream.
+        """Copy a detached, canonical tensor to byte `offset` of the chunk. Returns the address and
+        the copy. events: gets the event to wait for before the copy is read, one event for each
+        stream.
         """
         dtype, device = tensor.dtype, tensor.device
         view = self._views.get(dtype)
@@ -1057,7 +1083,9 @@ class Chunk:
         return self.address + offset, copied
 
     def mark(self, device: Any, stream: Any, events: dict[Any, Any]) -> None:
-        """Add the event behind what the current stream of a device was told so far."""
+        """Record an event after the work queued so far on the current stream of a device, and add
+        it to `events`.
+        """
         key = device, stream
         event = self._events.get(key)
         if event is None:
@@ -1066,7 +1094,9 @@ class Chunk:
         events[key] = event
 
     def write_rows(self, first: int, rows: list[int]) -> int:
-        """Write numbers of the table behind `first` others: their address."""
+        """Write numbers into the kernel's table after the `first` numbers that are there. Returns
+        their address.
+        """
         if self._table is None:
             with torch.inference_mode(False):
                 table = torch.empty(
@@ -1082,8 +1112,8 @@ class Chunk:
 
 
 class Batch:
-    """What is handed over together: arrivals, and actions between them. sealed: nothing is added
-    any more. described: set when digests and figures are taken, or `error` is.
+    """Entries that are handed over together: arrivals, and actions between them. sealed: nothing
+    more is added. described: set once digests and figures are computed or `error` is set.
     """
 
     def __init__(self) -> None:
@@ -1102,13 +1132,15 @@ class Batch:
         self._claim = threading.Lock()
 
     def has_room(self, nbytes: int, rows: int = 0) -> bool:
-        """Does a tensor fit behind the others, and so many rows of a table?"""
+        """Whether `nbytes` more bytes and `rows` more rows of the kernel's table fit into this
+        batch.
+        """
         return self.rows + rows <= device_figures.TABLE_ROWS and (
             self.chunk is None or self.end + nbytes <= self.chunk.nbytes
         )
 
     def read(self, reader: DeviceReader) -> None:
-        """Have the device read what it was to read."""
+        """Launch the kernel for all tensors of this batch that are still to be read."""
         unread, self.unread = self.unread, {}
         for (device, stream), rows in unread.items():
             if device_figures.is_current(device, stream):
@@ -1127,11 +1159,13 @@ class Batch:
             self.chunk.mark(device, stream, self.events)
 
     def is_claimed(self) -> bool:
-        """Is another thread describing it? If not, the one that asks is from now on."""
+        """Whether another thread has claimed the description of this batch. If not, the caller
+        claims it.
+        """
         return not self._claim.acquire(blocking=False)
 
     def describe(self) -> None:
-        """Wait for the copies and take digests and figures."""
+        """Wait for the copies, then compute digests and figures of all arrivals."""
         try:
             for event in self.events.values():
                 event.synchronize()
@@ -1152,7 +1186,9 @@ def _viewed(memory: Any, dtype: Any) -> Any:
 
 
 def copies_in_the_background(device: Any) -> bool:
-    """Is it the accelerator, which copies into pinned memory while the program goes on?"""
+    """Whether the device is the current accelerator, whose copies into pinned memory run
+    asynchronously.
+    """
     if device not in _background:
         accelerator = (
             torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
