@@ -303,7 +303,7 @@ class TensorRegistry:
         holder = tensor if base is None else base
         version = None if holder.is_inference() else holder._version
         if previous.memory is None:
-            # The first look after an operator wrote it, or one by content alone, is at all of it.
+            # The version is unknown (inference tensor) or changed: only all bytes would tell.
             if (
                 previous.version is None
                 or previous.version != version
@@ -433,19 +433,19 @@ class KnownTensors:
         self._known.clear()
 
 
-# Tensors that go through the staging ring: when its bytes have arrived, it shows which record a
-# tensor is.
+# Tensors that go through the staging ring. Which record a tensor belongs to is known only when its
+# bytes have arrived on the host.
 #
-# Brings device tensors to the host without stopping the program: pinned memory that is used again
-# and again, and threads that describe what has arrived. Of a tensor whose elements nobody wants,
-# what a kernel on the device read of it arrives in its place (`device_figures`).
+# The ring copies device tensors to the host without stopping the program: pinned memory is reused,
+# and threads compute digests and figures of what has arrived. For a tensor whose elements nobody
+# wants, only the results of a kernel on the device are transferred (`device_figures`).
 #
-# A tensor is copied into a chunk of pinned memory, behind the work that its stream has queued and
-# before what the program queues next; its thread goes on, and nothing is allocated on the device.
-# What lies in one chunk is one batch: one event, one call without the GIL for the digests and
-# figures of all of it, then everything is handed over on one thread, in the order of submission.
-# A thread that woke up for every tensor would take the GIL from the program thousands of times in
-# a forward. The ring is bounded in bytes: `submit` waits when it is full.
+# A tensor is copied into a chunk of pinned memory, after the work already queued on its stream and
+# before what the program queues next; the program's thread goes on, and nothing is allocated on the
+# device. The tensors in one chunk form one batch: one event, one call without the GIL for all
+# digests and figures, then everything is handed over on one thread in order of submission. A thread
+# that woke up for every tensor would take the GIL from the program thousands of times in a forward
+# pass. The ring is bounded in bytes: `submit` waits when it is full.
 
 _Form = tuple[str, tuple[int, ...], tuple[int, ...]]
 
@@ -749,8 +749,8 @@ class StagingRing:
         limit_bytes: int = _RING_BYTES,
         looks: Looks | None = None,
     ) -> None:
-        # All that is not handed over yet, in order; only the last one may be open. A Ctrl-C can
-        # come between any two steps of `submit`: there is no count beside this that could be off.
+        # Batches not handed over yet, in order; only the last one may be open. A Ctrl-C can come
+        # between any two steps of `submit`, so no separate count is kept that could become wrong.
         self._batches: deque[Batch] = deque()
         self._lock = threading.RLock()
         self._room = threading.Condition(self._lock)
@@ -800,7 +800,7 @@ class StagingRing:
             address, copied = 0, None
             if batch.chunk is not None and nbytes:
                 offset = batch.end
-                # Its own before it is filled, whatever comes between: a Ctrl-C.
+                # Reserve the room before filling it, since a Ctrl-C may come in between.
                 batch.end += (nbytes + _ALIGNED - 1) & -_ALIGNED
                 address, copied = batch.chunk.copy(
                     tensor.detach() if canonical else _canonical_on_device(tensor),
@@ -982,7 +982,7 @@ class StagingRing:
                 except Exception as error:  # noqa: BLE001 - anything here ends the capture, never the program
                     with self._room:
                         self._dead = True
-                        # who waits for room must not wait for what will never be taken
+                        # a thread that waits for room would wait forever
                         self._room.notify_all()
                     self._on_error(error)
             batch.entries.clear()
@@ -1023,8 +1023,8 @@ def _processors() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-# Host memory that one batch of tensors after the other fills, and the batch: what arrived in it,
-# described in one call.
+# Host memory that serves one batch at a time, and the batch: the tensors in it are described in one
+# call.
 
 
 class Arrival(msgspec.Struct, gc=False, eq=False):
@@ -1121,8 +1121,8 @@ class Batch:
         self.entries: list[Arrival | Callable[[], None]] = []
         self.events: dict[Any, Any] = {}
         self.nbytes = self.end = 0
-        # Of the tables that a device reads: rows in all, numbers that are written, and those of
-        # tensors that are yet to be read, with these tensors.
+        # The tables that kernels read: rows in all, numbers already written, and by (device,
+        # stream) the rows of tensors still to be read, with these tensors.
         self.rows = self.written = 0
         self.unread: dict[tuple[Any, Any], list[int]] = {}
         self.read_soon: list[Any] = []

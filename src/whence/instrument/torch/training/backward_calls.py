@@ -1,9 +1,9 @@
-"""The calls of a backward pass, made of the gradients that were seen of it.
+"""Makes the calls of a backward pass from the gradients that were recorded during it.
 
-A call of the forward pass that calls no module has one: from the gradients of its outputs to those
-of its inputs and parameters. One that calls others has one for each child whose outputs its own
-operators use, since these are differentiated between the backward passes of its children, and one
-for its own inputs and parameters.
+A forward call that calls no module gets one backward call: from the gradients of its outputs to
+those of its inputs and parameters. A forward call with children gets one for each child whose
+outputs its own operators use, since these operators are differentiated between the backward passes
+of the children, and one for its own inputs and parameters.
 """
 
 from __future__ import annotations
@@ -32,8 +32,9 @@ from whence.records.training import backward_of
 
 
 class _Part(NamedTuple):
-    """One call of the backward pass. given, made: (slot of the forward program, gradient). turn:
-    when its first gradient was made.
+    """One call of the backward pass. child: index of the child whose outputs' gradients it makes,
+    None for the call's own inputs. given, made: (slot of the forward program, gradient) of its
+    inputs and results. turn: number of its last gradient.
     """
 
     call: ForwardCall
@@ -56,12 +57,12 @@ class BackwardCalls:
         self._counts: dict[str, tuple[int, int, dict[str, int]]] = {}
 
     def close(self) -> None:
-        """The backward pass is over."""
+        """Close the region of the backward pass."""
         self._regions.close()
 
     def write(self, passes: Iterable[tuple[Sequence[ForwardCall], SeenGradients]]) -> Region | None:
-        """Write what was seen of a backward pass of these calls, and of passes within it. Returns
-        the region that is open then, None where there was nothing.
+        """Write the calls of a backward pass and of the passes nested in it. Returns the region
+        that is open then, None where nothing was recorded.
         """
         region = None
         parts = [part for calls, seen in passes for call in calls for part in _parts(call, seen)]
@@ -111,7 +112,9 @@ class BackwardCalls:
         )
 
     def _refs(self, part: _Part, program: str) -> Iterator[Ref]:
-        """What a part reads and makes: of what there is, what its program uses."""
+        """Refs of a part: what its program reads, or everything available if it has none, then what
+        it makes.
+        """
         used = read_by(self._writer.program(program)) if program else None
         for ref in _read(part):
             if used is None or ref.slot in used:
@@ -120,7 +123,7 @@ class BackwardCalls:
             yield Ref(f"output.grad.{slot}", gradient.record, gradient.edge)
 
     def _program_of(self, part: _Part) -> tuple[str, str]:
-        """(id, why there is none) of the program of one part."""
+        """(program id, reason why there is none) of one part."""
         call, writer = part.call, self._writer
         if not call.program:
             return "", "its forward pass has no program"
@@ -154,8 +157,8 @@ class BackwardCalls:
 
 
 def _free(counts: dict[str, int], name: str, occurrence: int) -> int:
-    """The occurrence of a forward call, or the next one where another pass through the same graph
-    had it.
+    """The occurrence of a forward call, or the next free one if an earlier pass through the same
+    graph has used it.
     """
     while f"{name}/{occurrence}" in counts:
         occurrence += 1
@@ -164,7 +167,7 @@ def _free(counts: dict[str, int], name: str, occurrence: int) -> int:
 
 
 def _read(part: _Part) -> Iterator[Ref]:
-    """Everything that a part could read."""
+    """Refs of everything that a part may read."""
     call = part.call
     yield from (ref for ref in call.refs if is_read(ref.slot))
     for place, child in call.known_children():
@@ -176,7 +179,7 @@ def _read(part: _Part) -> Iterator[Ref]:
 
 
 def _placements(part: _Part) -> dict[str, Placement]:
-    """Of the gradients of a part that ranks hold together."""
+    """Placements of the sharded gradients of a part, by slot."""
     slots = [
         *((s, gradient) for (_, gradient), s in zip(part.given, _given_slots(part), strict=True)),
         *((f"output.grad.{slot}", gradient) for slot, gradient in part.made),
@@ -185,7 +188,7 @@ def _placements(part: _Part) -> dict[str, Placement]:
 
 
 def _given_slots(part: _Part) -> Iterator[str]:
-    """The slots of the gradients that a part starts from."""
+    """The input slots of the gradients that a part starts from."""
     counts: dict[str, int] = {}
     for slot, _ in part.given:
         earlier = counts.get(slot, 0)
@@ -222,13 +225,13 @@ def _parts(call: ForwardCall, seen: SeenGradients) -> Iterator[_Part]:
 
 
 def _is_behind(slot: str, child: int) -> bool:
-    """Can a gradient of this slot lead to what the child returned?"""
+    """Whether a gradient of this slot can lead to the outputs of the child."""
     return not is_of_child(slot) or split_child(slot)[0] > child
 
 
 def _aliases(call: ForwardCall) -> dict[str, str]:
-    """Slots that are one tensor for autograd with an earlier slot: a child returned what it was
-    given, or an argument was given twice.
+    """Maps a slot to an earlier slot that is the same tensor for autograd: a child returned its
+    input, or an argument was passed twice.
     """
     first: dict[Edge, str] = {}
     aliases: dict[str, str] = {}

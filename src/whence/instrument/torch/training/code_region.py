@@ -1,8 +1,8 @@
-"""The code of a training loop between two events: between a model's return and the backward pass
-(the loss), between a backward pass and a step (what becomes of gradients), between the beginning of
-a step and its end (the optimiser).
+"""Records the code of a training loop between two events: between a model's return and the backward
+pass (the loss), between a backward pass and a step (changes of gradients), and between the
+beginning and the end of a step (the optimiser).
 
-Its operators are recorded as those of a call are. One such stretch is recorded at a time.
+Its operators are recorded like those of a module call. One such stretch is recorded at a time.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from whence.records import Ref
 
 
 class CodeRecorder(Recorder):
-    """Records code of a training loop: operators on lists as what they do for each tensor, and
-    messages between ranks as something that cannot be followed.
+    """Records code of a training loop. An operator on lists is recorded as one operation for each
+    tensor; a message between ranks makes the tensors it changes unknown.
     """
 
     def operator(self, func: Any, args: Any, kwargs: Any) -> Any:
@@ -40,9 +40,9 @@ class CodeRecorder(Recorder):
 
 
 class CodeRegion:
-    """Holds the recorder of the code that runs now. A mode can be taken off only by the thread that
-    it is on, so code is recorded on the one that begins and ends the capture; nothing of the
-    listener is on the thread when a method is called.
+    """Holds the recorder of the code that runs now. Only the thread that installed a mode can
+    remove it, so only code on the thread that created this object is recorded. Call the methods
+    while no mode of the listener is on the thread.
     """
 
     def __init__(
@@ -59,12 +59,12 @@ class CodeRegion:
 
     @property
     def is_here(self) -> bool:
-        """Is this the thread whose code is recorded?"""
+        """Whether this is the thread whose code is recorded."""
         return threading.get_ident() == self._thread
 
     @property
     def may_begin(self) -> bool:
-        """Can code that begins here be recorded?"""
+        """Whether a recording can begin here."""
         return self._frames.active and self.is_here and not torch._C._len_torch_dispatch_stack()
 
     def begin(self, recorder: CodeRecorder) -> None:
@@ -78,23 +78,25 @@ class CodeRegion:
             recorder.__enter__()
 
     def runs(self, recorder: CodeRecorder | None) -> bool:
-        """Does this recorder record what runs on this thread?"""
+        """Whether this recorder records the code that runs on this thread."""
         return recorder is not None and recorder is self._recorder and self.is_here
 
     def end(self, recorder: CodeRecorder | None) -> None:
-        """What this recorder records ends here."""
+        """End the recording of this recorder, if it runs."""
         if recorder is not None and self.runs(recorder):
             self._recorder = None
             recorder.pause()
 
     def drop(self, reason: str) -> None:
-        """Record what runs on this thread no longer, and nothing of it."""
+        """Stop and discard the recording on this thread. reason: why there is no program."""
         if self._recorder is not None and self.is_here:
             recorder, self._recorder = self._recorder, None
             recorder.abandon(reason)
 
     def read(self, slot: str, tensor: Any, call: Any) -> Ref | None:
-        """A tensor that the code reads, as it is now. None inside of the listener's own code."""
+        """Record a tensor that the code reads, in its present state. None inside whence's own
+        code.
+        """
         thread = self._frames.thread
         if thread.busy:
             return None

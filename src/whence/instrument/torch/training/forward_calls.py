@@ -1,7 +1,7 @@
-"""Module calls whose backward pass may come, as far as a backward pass needs to know them.
+"""What a backward pass needs to know of the module calls before it.
 
-Only numbers are kept: torch numbers the nodes of its graph as they are made, so the nodes of a call
-are those with a number between its entry and its return. Nothing of the program is kept alive.
+Only numbers are kept: torch numbers the nodes of its graph in order of creation, so the nodes of a
+call are those numbered between its entry and its return. No tensor or node is kept alive.
 """
 
 from __future__ import annotations
@@ -21,13 +21,14 @@ next_node = torch.autograd._get_sequence_nr
 """The number that the next node of this thread's graph gets."""
 
 _MOST_CALLS = 1 << 15
-"""So many calls wait for their backward pass; of a program that never runs one, no more are kept.
+"""Most calls that wait for their backward pass; in a program that never runs one, the oldest half
+is then dropped.
 """
 
 
 class Edge(NamedTuple):
-    """Where a gradient arrives: the number of a node and which of its results, or for a leaf of the
-    graph -1 and the identity of the tensor.
+    """Where a gradient arrives: (number of a node, index of the node's output), or (-1, identity of
+    the tensor) for a leaf of the graph.
     """
 
     node: int
@@ -35,7 +36,7 @@ class Edge(NamedTuple):
 
 
 def edge_of(tensor: Any) -> Edge | None:
-    """Where the gradient of a tensor arrives, None for one that gets none."""
+    """The edge at which the gradient of a tensor arrives, None for a tensor without gradient."""
     if not tensor.requires_grad:
         return None
     node = tensor.grad_fn
@@ -48,17 +49,19 @@ def edge_of(tensor: Any) -> Edge | None:
 
 
 _PASSES_ON = "RegisterPostBackwardFunctionBackward"
-"""What FSDP2 puts before a module to learn that its backward pass is over: it changes nothing."""
+"""Node that FSDP2 inserts before a module to learn when its backward pass is over; it leaves
+gradients unchanged.
+"""
 
 
 def is_passed_on(node: Any) -> bool:
-    """Does a node hand its gradients on as they are, as no code of the program?"""
+    """Whether a node passes its gradients on unchanged and is not code of the program."""
     return type(node).__name__ == _PASSES_ON
 
 
 def behind(node: Any, place: int) -> tuple[Any, int]:
-    """The node that gets this result's gradient, behind nodes that hand it on; (None, 0) where none
-    does.
+    """(node, output index) that receives the gradient after all pass-through nodes are skipped;
+    (None, 0) where there is none.
     """
     while node is not None and is_passed_on(node):
         node, place = node.next_functions[place]
@@ -72,7 +75,7 @@ def edge_to(node: Any, place: int) -> Edge:
 
 
 class HoldsTensors(Protocol):
-    """What is known of a module: where its class is, and the tensors that it holds."""
+    """What is known of a module: the source of its class, and the tensors that it holds."""
 
     @property
     def source(self) -> str: ...
@@ -81,8 +84,8 @@ class HoldsTensors(Protocol):
 
 
 class EndedCall(Protocol):
-    """A call that has returned: of a module, or of code outside of all modules. results: (slot,
-    tensor) of what it returned. first_node, input_edges, called: as of `ModuleFrame`.
+    """A call that has returned, of a module or of code outside all modules. results: (slot, tensor)
+    of what it returned. first_node, input_edges, called: as in `ModuleFrame`.
     """
 
     scope: str
@@ -108,14 +111,14 @@ class EndedCall(Protocol):
 
 
 class ForwardCall:
-    """One module call that made nodes of the graph, or handed gradients on.
+    """One module call that made nodes of the graph or passed gradients on.
 
-    nodes: numbers of its first node and of the first behind it. inputs, outputs: (slot, edge) of
-    the tensors with a gradient. children: its calls, in order, None for one that is not known.
-    refs: records of what it read and wrote. program: id of the program that it ran. has_graph:
-    False under `no_grad`; then `returned` is what it returned, and `linked` the edges of that once
-    the caller had it, where a function around the call made a node for it. is_checkpointed: a
-    checkpoint's node stands for it.
+    nodes: number of its first node, and of the first node after it. inputs, outputs: (slot, edge)
+    of the tensors with a gradient. children: the calls it made, in order, None for an unknown one.
+    refs: records that it read and wrote. program: id of its program. has_graph: False under
+    `no_grad`; then `returned` holds what it returned, and `linked` the edges of these tensors once
+    a function around the call has made a node for them. is_checkpointed: the node of a checkpoint
+    represents this call.
     """
 
     __slots__ = (
@@ -150,8 +153,8 @@ class ForwardCall:
         )
 
     def link(self) -> None:
-        """The caller has what the call returned, and goes on. It is linked to a function around it
-        that read nothing else.
+        """Called when the caller continues after this call. If a function around the call made a
+        node for its results and read nothing else, that node's edges are stored in `linked`.
         """
         returned = [(slot, tensor) for slot, ref in self.returned if (tensor := ref()) is not None]
         self.returned.clear()
@@ -165,20 +168,22 @@ class ForwardCall:
                 self.linked.append((slot, edge))
 
     def take_place_of(self, first: ForwardCall) -> None:
-        """Count as another run of the same code, which was recorded where the program called it."""
+        """Take over root, order and step of `first`, an earlier run of the same code that the
+        program itself called.
+        """
         self.root, self.order, self.number = first.root, first.order, first.number
         self.step, self.micro, self.occurrence = first.step, first.micro, first.occurrence
 
     def made(self, edge: Edge) -> bool:
-        """Is it one of the nodes of this call, or of the calls below it?"""
+        """Whether the node of this edge was made by this call or by a call below it."""
         return self.nodes[0] <= edge.node < self.nodes[1]
 
     def encloses(self, call: ForwardCall) -> bool:
-        """Is it this call or one below it?"""
+        """Whether `call` is this call or one below it."""
         return self.nodes[0] <= call.nodes[0] and call.nodes[1] <= self.nodes[1]
 
     def known_children(self) -> Iterator[tuple[int, ForwardCall]]:
-        """Its calls that stand in the graph, each with its place among all."""
+        """(index among all children, call) of the children that appear in the graph."""
         for place, child in enumerate(self.children):
             if child is not None and (child.has_graph or child.is_checkpointed):
                 yield place, child
@@ -193,7 +198,9 @@ class ForwardCall:
 
 
 def first_reads(call: ForwardCall, held: Held) -> dict[Edge, str]:
-    """First slot of each tensor with a gradient that a call reads. held: parameters in pieces."""
+    """Maps the edge of each tensor with a gradient that a call reads to the first slot that reads
+    it. held: FSDP2 parameters.
+    """
     edges: dict[Edge, str] = {}
     for slot, edge in call.inputs:
         edges.setdefault(edge, slot)
@@ -204,7 +211,7 @@ def first_reads(call: ForwardCall, held: Held) -> dict[Edge, str]:
 
 
 class WaitingCalls:
-    """Calls whose backward pass has not come yet."""
+    """Calls whose backward pass has not run yet."""
 
     def __init__(self) -> None:
         self._calls: list[ForwardCall] = []
@@ -215,25 +222,25 @@ class WaitingCalls:
 
     @property
     def several_threads(self) -> bool:
-        """Do calls of several threads wait? Each thread numbers its nodes by itself."""
+        """Whether calls of several threads wait. Each thread numbers its nodes separately."""
         return len(self._threads) > 1
 
     def add(self, call: ForwardCall, thread: int) -> None:
-        """A call has returned on this thread."""
+        """Add a call that has returned. thread: the id of its thread."""
         if len(self._calls) >= _MOST_CALLS:
             del self._calls[: _MOST_CALLS // 2]
         self._calls.append(call)
         self._threads.add(thread)
 
     def forget(self, calls: Iterable[ForwardCall]) -> None:
-        """These calls have had their backward pass."""
+        """Remove calls whose backward pass is over."""
         gone = {id(call) for call in calls}
         self._calls = [call for call in self._calls if id(call) not in gone]
         if not self._calls:
             self._threads.clear()
 
     def clear(self) -> None:
-        """No backward pass of these calls comes any more."""
+        """Remove all calls."""
         self._calls.clear()
         self._threads.clear()
 
@@ -242,7 +249,7 @@ class WaitingCalls:
 
 
 class NodeOwners:
-    """Which of some nested calls made a node of the graph, by the node's number."""
+    """Finds the innermost of some nested calls that made a node, given the node's number."""
 
     def __init__(self, calls: Sequence[ForwardCall]) -> None:
         self.calls = sorted(calls, key=lambda call: (call.nodes[0], -call.nodes[1], call.order))
@@ -269,6 +276,6 @@ class NodeOwners:
             self._owners.append(owner)
 
     def of(self, node: int) -> ForwardCall | None:
-        """The innermost call that made the node of this number, None for none of them."""
+        """The innermost call that made the node with this number, None if none of the calls did."""
         place = bisect.bisect_right(self._starts, node) - 1
         return self._owners[place] if place >= 0 else None

@@ -1,12 +1,11 @@
-"""Gradients between a backward pass and what takes them, the optimiser's step or the next backward
-pass, which adds to them: one call from those that the pass left to those that are taken, whether
-something changed them or not.
+"""Records what happens to gradients between a backward pass and their next use, an optimiser's step
+or the next backward pass that adds to them. One call leads from the gradients that the pass left to
+the gradients that are used, whether or not they changed.
 
-What the program of the call does is recorded as it runs: clipping, a loss scaler that divides,
-gradients divided by the number of micro-batches, weight decay by hand. Only operators count that
-use a gradient or what was made of one: the rest of a training loop (logging, moving averages) runs
-there too. A gradient that is changed in a way that is not recorded has no program, and is compared
-all the same.
+The program of the call is recorded as it runs: clipping, division by a loss scale or by the number
+of micro-batches, weight decay by hand. Only operators that use a gradient, or a value computed from
+one, are included, since the rest of a training loop (logging, moving averages) runs there too.
+Gradients that change in a way that is not recorded have no program, but are still compared.
 """
 
 from __future__ import annotations
@@ -42,7 +41,7 @@ from whence.records.training import GRADIENTS
 
 _UNRECORDED = "code that is not recorded changed the gradients"
 _MOST_OPERATORS = 20_000
-"""So many operators are recorded: some for each parameter."""
+"""Most operators recorded; there are a few for each parameter."""
 _ITEM = torch.ops.aten._local_scalar_dense.default
 
 
@@ -58,7 +57,7 @@ class _Left(NamedTuple):
 
 
 class _Changed:
-    """The call that is written."""
+    """The call for which gradients are recorded."""
 
     scope, op_type = "", GRADIENTS
 
@@ -68,8 +67,8 @@ class _Changed:
 
 
 class TakenGradients(NamedTuple):
-    """What became of gradients until they are taken, as a call is written of it. expected: records
-    on their way that are one if the program is all that happened.
+    """How gradients changed until their use: the content of one call. expected: pairs of pending
+    records that must turn out equal if the program is complete.
     """
 
     root: str
@@ -82,17 +81,17 @@ class TakenGradients(NamedTuple):
 
 
 def _settled(expected: list[tuple[Any, Any]], call: Call) -> Call:
-    """The call, without its program where records that were to be one are two."""
+    """The call, without its program if two records that were expected to be equal are not."""
     if all(resolved(before) == resolved(now) for before, now in expected):
         return call
     return msgspec.structs.replace(call, program="", no_program=_UNRECORDED)
 
 
 class _GradientCode(CodeRecorder):
-    """Records what works on the gradients of these parameters (path, parameter).
+    """Records operators on the gradients of these parameters (path, parameter).
 
-    read: takes note of a tensor of another kind that it reads (slot, tensor) as it is now; False
-    where that cannot be done.
+    read: records another tensor that the code reads (slot, tensor) in its present state; returns
+    False where that is not possible.
     """
 
     def __init__(
@@ -124,7 +123,9 @@ class _GradientCode(CodeRecorder):
         return super().operator(func, args, kwargs)
 
     def _begin(self) -> None:
-        """The first operator is about to run: gradients are still what they were."""
+        """Register the gradients as inputs before the first operator runs, while they are
+        unchanged.
+        """
         if not self._has_begun:
             self._has_begun = True
             with self._guarded("reading the gradients"):
@@ -133,8 +134,8 @@ class _GradientCode(CodeRecorder):
                         self._table.new_input(f"input.{path}", parameter.grad)
 
     def _find(self, tensor: Any) -> str:
-        """The slot of what such code reads beside gradients: parameters, or their memory, and what
-        a loss scaler multiplies by.
+        """The slot of a tensor that the code reads besides gradients: a parameter or its memory, or
+        the inverse scale of a loss scaler. "" for any other.
         """
         for path, parameter in self._parameters:
             self._held.setdefault(layout(parameter), f"{READ_BESIDE}{path}")
@@ -142,7 +143,9 @@ class _GradientCode(CodeRecorder):
         return slot if slot and self._read(slot, tensor) else ""
 
     def set_numbers_aside(self, previous: Callable[[], Any]) -> Any:
-        """Call a function that is given its numbers as settings, which are recorded."""
+        """Call a function whose numeric arguments are recorded as settings, so that numbers it
+        takes out of tensors do not end the recording.
+        """
         took, self._took_number = self._took_number, False
         try:
             return previous()
@@ -150,8 +153,8 @@ class _GradientCode(CodeRecorder):
             self._took_number = self._took_number or took
 
     def divide(self, gradients: Sequence[Any], scale: Any, found_inf: Any) -> None:
-        """What a fused step does with gradients: divides them by the scale, unless `found_inf` (a
-        tensor or None) says that one of them is not finite.
+        """Add the division of gradients that a fused step does: by `scale`, unless `found_inf` (a
+        tensor or None) says that a gradient is not finite.
         """
         self._begin()
         table = self._table
@@ -166,14 +169,16 @@ class _GradientCode(CodeRecorder):
             table.operands.update(zip(map(layout, gradients), after, strict=True))
 
     def has_made(self, path: str, gradient: Any) -> bool:
-        """Has it made this gradient of what a backward pass left?"""
+        """Whether the recorded code computed this gradient from what a backward pass left."""
         if not self._has_begun or self.over or not self._table.is_plain(gradient):
             return False
         operand = self._table.operands.get(layout(gradient), {})
         return operand.keys() != {"in"} or self._table.inputs[operand["in"]] != f"input.{path}"
 
     def form(self, gradients: Sequence[tuple[str, Any]]) -> Any:
-        """What decides the program of these gradients (slot, tensor): equal where it is equal."""
+        """A key for the program of these gradients (slot, tensor): equal keys mean equal
+        programs.
+        """
         table = self._table
         ends = [(slot, table.operands.get(layout(gradient))) for slot, gradient in gradients]
         constants = list(map(id, table.constants))
@@ -191,8 +196,9 @@ def _program_of(
     kept: Mapping[str, str],
     order: Sequence[str],
 ) -> Recording:
-    """What becomes of gradients as a program. made: (slot, tensor) of those that the code makes;
-    kept: path and dtype of those that stay what they are; order: their paths.
+    """The program of the changes of gradients. made: (slot, tensor) of gradients that the code
+    computes; kept: path -> dtype of gradients that stay unchanged; order: the paths in output
+    order.
     """
     recording = code.made(made) if made else Recording(None, [], "")
     program = recording.program or Program("", (), (), ())
@@ -318,7 +324,7 @@ class GradientChanges:
     # ---- what happens between a backward pass and a step
 
     def clear(self) -> None:
-        """A backward pass has run: nothing has changed what it left."""
+        """Forget recorded changes, because a backward pass has just run."""
         self._code, self._is_new = None, True
         self._expected = []
         self._settings.clear()
@@ -326,7 +332,7 @@ class GradientChanges:
         self._norm = None, 0.0
 
     def left(self, parameter: Any, path: str, gradient: Gradient) -> None:
-        """A backward pass left this gradient."""
+        """Remember the gradient of a parameter as a backward pass left it."""
         self._stepped.discard(id(parameter))
         self._left[id(parameter)] = _Left(
             weakref.ref(parameter),
@@ -338,7 +344,7 @@ class GradientChanges:
         )
 
     def listen(self) -> None:
-        """What runs from here on may change gradients that a backward pass left."""
+        """Start recording code that may change the gradients a backward pass left."""
         is_new, self._is_new = self._is_new, False
         if is_new and self._left and self._region.may_begin and not self._writer.unwanted:
             self._seen = _Changed(keep=self._session.elements_on)
@@ -346,7 +352,7 @@ class GradientChanges:
             self._region.begin(self._code)
 
     def stop_listening(self) -> None:
-        """A model or a step is recorded next: keep what was recorded until now."""
+        """Stop recording because a model or a step follows; what was recorded is kept."""
         self._region.end(self._code)
 
     def _new_code(self) -> _GradientCode:
@@ -364,8 +370,8 @@ class GradientChanges:
         return ref is not None
 
     def divided_by_step(self, parameters: list[Any], scale: Any, found_inf: Any) -> None:
-        """A fused step is about to divide these gradients by a loss scaler's scale, unless
-        `found_inf` (a tensor or None) says that one is not finite.
+        """Add the division that a fused step is about to do: the gradients of these parameters by a
+        loss scaler's scale, unless `found_inf` (a tensor or None) says that one is not finite.
         """
         code = self._code = self._recorded()
         seen, followed = _Changed(keep=self._session.elements_on), []
@@ -381,18 +387,20 @@ class GradientChanges:
         code.divide(followed, scale, found_inf)
 
     def skipped(self) -> None:
-        """The optimiser does not take them: its step is left out."""
+        """Note that the optimiser's step is skipped."""
         self._settings["step.skipped"] = True
 
     # ---- the call
 
     def _placed(self, inputs: Sequence[Ref]) -> dict[str, Placement]:
-        """Where the gradients among these lie, if they are parts."""
+        """Placements of those inputs that are gradients of sharded parameters, by slot."""
         placed = {f"input.{one.path}": one.placement for one in self._left.values()}
         return {ref.slot: p for ref in inputs if (p := placed.get(ref.slot)) is not None}
 
     def _read_by(self, recording: Recording, known: Collection[str]) -> Iterator[Ref]:
-        """What a program reads but these slots: other gradients, then what is none."""
+        """Refs of what a program reads besides the slots in `known`: first other gradients, then
+        other tensors.
+        """
         program = recording.program
         read = [slot for slot in program.inputs if slot not in known] if program else []
         if read:
@@ -401,7 +409,7 @@ class GradientChanges:
             yield from (self._beside[s] for s in read if s not in left)
 
     def _recorded(self) -> _GradientCode:
-        """What was recorded; nothing where it could not be followed."""
+        """The recorded code, or an empty recording where the code could not be followed."""
         return self._new_code() if self._code is None or self._code.over else self._code
 
     def _left_of(self, parameter: Any) -> _Left | None:
@@ -409,8 +417,8 @@ class GradientChanges:
         return left if left is not None and left.tensor() is parameter else None
 
     def _is_kept(self, left: _Left, record: Any) -> bool:
-        """Is a gradient, which is this record now, what was left? Where a record is on its way,
-        that shows later.
+        """Whether a gradient, now recorded as `record`, is the one that the pass left. If a record
+        is pending, this is assumed and checked later (`_settled`).
         """
         if isinstance(left.record, Pending) or isinstance(record, Pending):
             self._expected.append((left.record, record))
@@ -420,22 +428,24 @@ class GradientChanges:
     def taken_by_pass(
         self, parameters: Sequence[tuple[ParameterName, Any]]
     ) -> TakenGradients | None:
-        """A backward pass is about to add to the gradients of these parameters: what became of
-        those that no step has taken since an earlier pass left them. None where there is none.
+        """Called before a backward pass adds to the gradients of these parameters. Returns how the
+        gradients changed that no step has used since the last pass; None where there are none.
         """
         waiting = [named for named in parameters if id(named[1]) not in self._stepped]
         return self._taken(waiting) if waiting else None
 
     def write_step(self, stepped: Sequence[tuple[ParameterName, Any]], region: Any) -> None:
-        """An optimiser is about to take the gradients of these parameters: write what became of
-        them, in the call of its step.
+        """Called before an optimiser uses the gradients of these parameters: writes how they
+        changed, as a part of the step's region.
         """
         if region.selected and (taken := self._taken(stepped)) is not None:
             self.write(taken, region)
         self._stepped.update(id(parameter) for _, parameter in stepped)
 
     def _taken(self, parameters: Sequence[tuple[ParameterName, Any]]) -> TakenGradients | None:
-        """What became of the gradients of these parameters; None where no pass left one."""
+        """How the gradients of these parameters changed since a pass left them; None where no pass
+        left any.
+        """
         known = {
             f"output.{left.path}": (left, parameter.grad)
             for _, parameter in parameters
@@ -476,7 +486,9 @@ class GradientChanges:
         )
 
     def write(self, taken: TakenGradients, region: Any) -> None:
-        """Write the call, as a part of a region: of the pass or the step that takes them."""
+        """Write the call as a part of a region, that of the pass or step that uses the
+        gradients.
+        """
         expected = taken.expected
         self._registry.call(
             part_of(

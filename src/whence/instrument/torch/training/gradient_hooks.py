@@ -1,5 +1,5 @@
-"""Looks at the gradients of a backward pass where they arrive: hooks on the nodes of the graph that
-autograd made by itself, put there before the pass and taken off after it.
+"""Records the gradients of a backward pass with hooks on the nodes of autograd's graph. The hooks
+are added before the pass and removed after it; the graph stays as autograd built it.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from whence.records import Placement
 
 
 class Gradient(NamedTuple):
-    """A gradient that was seen. record: its number; edge: how it was known again, as of `Ref`.
-    turn: when it was seen, counted up. placement: of a DTensor.
+    """A recorded gradient. record: its record id; edge: how it was recognised, as in `Ref`. turn:
+    running number in order of arrival. placement: of a DTensor.
     """
 
     record: Any
@@ -37,10 +37,11 @@ class Gradient(NamedTuple):
 
 
 class _Share:
-    """What some nodes send along one edge, added up in the order in which autograd adds it.
+    """The gradients that several nodes send along one edge, summed in autograd's order.
 
-    call, slot: whose tensor the edge is. is_own: are the nodes those of the call, or all others?
-    waiting: how many nodes have not sent theirs.
+    call, slot: call and slot of the tensor at the edge. is_own: whether the nodes belong to this
+    call (True) or to other calls (False). waiting: number of nodes that have not sent a gradient
+    yet.
     """
 
     __slots__ = ("call", "edge", "is_own", "slot", "total", "waiting")
@@ -70,10 +71,10 @@ class _Share:
 class SeenGradients:
     """The gradients of one backward pass.
 
-    arrived: what came to an edge from everywhere. outside: what came to an output of a call, by its
-    order, from nodes that are not the call's, where some are. sent: by edge, what the own nodes of
-    calls sent along it. held: of parameters in pieces. turns: counts the gradients, of passes
-    within this one as well.
+    arrived: the total gradient at each edge. outside: by (order of a call, edge of its output), the
+    gradient from nodes outside the call, if the call uses the output itself too. sent: by edge, the
+    gradients that the nodes of each call sent along it. held: FSDP2 parameters of which each rank
+    holds a shard. turns: counter of gradients, shared with the passes nested in this one.
     """
 
     def __init__(self, registry: TensorRegistry, held: Held, turns: Iterator[int]) -> None:
@@ -83,20 +84,24 @@ class SeenGradients:
         self.sent: dict[Edge, list[tuple[ForwardCall, Gradient]]] = {}
 
     def met(self, call: ForwardCall) -> bool:
-        """Was a gradient seen at this call?"""
+        """Whether a gradient arrived at an output of this call."""
         return any(edge in self.arrived for _, edge in call.outputs)
 
     def given(self, call: ForwardCall, edge: Edge) -> Gradient | None:
-        """The gradient of an output of a call by all that used the output outside of the call."""
+        """The gradient of an output of a call with respect to its uses outside the call, None where
+        none was seen.
+        """
         key = call.order, edge
         return self.outside[key] if key in self.outside else self.arrived.get(edge)
 
     def sent_by(self, call: ForwardCall, edge: Edge) -> Gradient | None:
-        """What the own nodes of a call sent along an edge."""
+        """The gradient that the call's own nodes sent along an edge, None if they sent none."""
         return next((g for sender, g in self.sent.get(edge, ()) if sender is call), None)
 
     def sent_below(self, call: ForwardCall, edge: Edge) -> list[Gradient]:
-        """What a call and the calls below it sent along an edge, in the order in which they did."""
+        """The gradients that a call and the calls below it sent along an edge, in order of
+        arrival.
+        """
         return [g for sender, g in self.sent.get(edge, ()) if call.encloses(sender)]
 
     def take(self, tensor: Any, slot: str, call: ForwardCall) -> Gradient:
@@ -107,8 +112,8 @@ class SeenGradients:
 
 
 class _NodeHook:
-    """What is taken at one node. outputs: (edge, slot, call that made it); inputs: (place, share it
-    adds to).
+    """What to record at one node. outputs: (edge, slot, call that made the output); inputs: (index
+    of the gradient, share it is added to).
     """
 
     __slots__ = ("inputs", "outputs")
@@ -118,7 +123,9 @@ class _NodeHook:
         self.inputs: list[tuple[int, _Share]] = []
 
     def fired(self, seen: SeenGradients, into: Any, out_of: Any) -> None:
-        """The node has run. into: gradients that it made; out_of: those that it was given."""
+        """Record at a node that has run. into: gradients of the node's inputs; out_of: gradients of
+        its outputs.
+        """
         for edge, slot, call in self.outputs:
             gradient = out_of[edge.place] if edge.place < len(out_of) else None
             if gradient is not None:
@@ -130,9 +137,9 @@ class _NodeHook:
 class GradientHooks:
     """The hooks of one backward pass.
 
-    guarded: runs a function of ours so that nothing it raises reaches the program. shared: nodes
-    that several calls share to cast a tensor; these calls send to the tensor itself. leaves: the
-    leaves of the graph that it reaches, by identity.
+    guarded: runs a function of whence so that no exception of it reaches the program. shared: cast
+    nodes that several calls share; the gradients of these calls are attributed to the tensor before
+    the cast. leaves: weak references to the leaves of the graph, by identity.
     """
 
     def __init__(
@@ -189,7 +196,7 @@ class GradientHooks:
         return hook
 
     def _look_at(self, node: Any, followers: Any) -> None:
-        """Note what there is to see at a node."""
+        """Decide what to record at a node, given the nodes that receive its gradients."""
         if is_passed_on(node) or node in self._shared:
             return
         number = node._sequence_nr()
@@ -220,9 +227,7 @@ class GradientHooks:
                 self._add(node, place, owner, slot, edge, is_own=True)
 
     def _separate_inner_uses(self) -> None:
-        """What a call returns and uses itself too gets gradients from both: those from outside are
-        added up by themselves.
-        """
+        """Sum the outside gradients separately, for each output that its own call uses as well."""
         for call in self._owners.calls:
             for slot, edge in call.outputs:
                 senders = self._senders.get(edge, ())
@@ -253,7 +258,7 @@ class GradientHooks:
 
 
 def tensors_to_start_from(tensors: Any) -> list[Any]:
-    """The tensors that a backward pass begins at."""
+    """The tensors that a backward pass starts from, as a list."""
     if isinstance(tensors, torch.Tensor):
         return [tensors]
     return [t for t in tensors or () if isinstance(t, torch.Tensor)]

@@ -1,4 +1,6 @@
-"""Gradients of parameters: what the calls of a backward pass sent, added to what was there."""
+"""Accumulation of parameter gradients: the gradients that the calls of a backward pass sent, added
+to the gradient that was there.
+"""
 
 from __future__ import annotations
 
@@ -40,8 +42,8 @@ class GradientBefore(NamedTuple):
 
 
 class GradientsBefore(NamedTuple):
-    """The gradients of parameters before a backward pass, by identity. taken: what became of those
-    that an earlier pass left, if one did.
+    """The gradients of parameters before a backward pass, by identity of the parameter. taken: how
+    the gradients of an earlier pass changed since, None if there was none.
     """
 
     each: dict[int, GradientBefore]
@@ -49,9 +51,11 @@ class GradientsBefore(NamedTuple):
 
 
 class GradientSums:
-    """Writes a call for each parameter: what there was and what calls sent, to what it has now. A
-    run that adds nothing up has them too, so that one that forgets to, or to begin anew, stands
-    beside it.
+    """Writes one call for each parameter: its inputs are the earlier gradient and the gradients
+    that calls sent, its output is the gradient after the pass.
+
+    The call is written also where nothing is added up, so that a run that forgets to accumulate, or
+    to reset the gradients, can be compared with one that does.
     """
 
     def __init__(
@@ -66,7 +70,7 @@ class GradientSums:
         self._changes = changes
 
     def before(self, leaves: Mapping[int, Any]) -> GradientsBefore:
-        """Gradients that are there already, of the leaves of a graph."""
+        """Record the gradients that the leaves of a graph have before the pass."""
         before: dict[int, GradientBefore] = {}
         parameters: list[tuple[ParameterName, Any]] = []
         for identity, reference in leaves.items():
@@ -88,8 +92,8 @@ class GradientSums:
         seen: Sequence[SeenGradients],
         region: Any,
     ) -> None:
-        """Write what the gradients are now. seen: of a pass, and of passes within it. region: the
-        call of the backward pass.
+        """Write the calls of all parameters after a pass. seen: gradients of the pass and of the
+        passes nested in it. region: the call of the backward pass.
         """
         if before.taken is not None:
             self._changes.write(before.taken, region)
@@ -146,7 +150,7 @@ class GradientSums:
 
 
 def _program_of(start: GradientBefore | None, sent: Sequence[Gradient], total: Gradient) -> Program:
-    """What was there, and all that was sent, added up as autograd does."""
+    """The program that adds up the sent gradients and the earlier one in autograd's order."""
     operations: list[Operation] = []
     result: dict[str, Any] = {"in": 0}
 

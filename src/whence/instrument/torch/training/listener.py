@@ -1,5 +1,5 @@
-"""What a listener of modules needs to follow a training run: backward passes, gradients of
-parameters, what changes them, and steps of optimisers.
+"""Follows a training run: backward passes, gradients of parameters, what changes these gradients,
+and the steps of optimisers.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def training_of(
     modules: ModuleRegistry,
     compiled_code: CompiledCodeGuard,
 ) -> Training | None:
-    """What follows the training of the models of a listener, None where that is not wanted."""
+    """The `Training` for the models of a listener, None where training is not followed."""
     options = session.options
     if options.level != "modules" or options.slots != "both" or not options.gradients:
         return None
@@ -116,8 +116,8 @@ class Training:
             self._undo.pop().remove()
 
     def entered(self, frame: ModuleFrame, inputs: list[tuple[str, Any]]) -> None:
-        """A module is called with these tensors (slot, tensor), with a graph or, as a checkpoint
-        calls it at first, without one below a call that has it.
+        """Called when a module is entered. inputs: (slot, tensor). There may be no graph: a
+        checkpoint first runs its calls without one, below a call that has it.
         """
         self._passes.entered(frame, inputs)
 
@@ -132,11 +132,13 @@ class Training:
         return self._passes.run_again()
 
     def drop(self, reason: str) -> None:
-        """Record the code outside of modules that runs now no longer."""
+        """Stop recording the code outside of modules that runs now."""
         self._region.drop(reason)
 
     def model_begins(self) -> Training:
-        """An outermost call begins; nothing of the listener is on the thread. Returns itself."""
+        """An outermost call begins. Call it while no mode of the listener is on the thread. Returns
+        itself.
+        """
         self._changes.stop_listening()
         self.loss.model_begins()
         return self
@@ -150,8 +152,8 @@ class Training:
             self._steps.listen()
 
     def stepped(self, optimizer: Any, is_skipped: bool) -> None:
-        """An optimiser has stepped, or a loss scaler left its step out. Called before its roots go
-        on to their next step.
+        """An optimiser has stepped, or a loss scaler skipped the step. Called before the roots of
+        the optimiser go on to their next step.
         """
         self._steps.stop_listening()
         if is_skipped:
@@ -162,19 +164,17 @@ class Training:
             self._frames.guarded(ended, optimizer)
 
 
-# Steps of optimisers: a call for each parameter, from its value, gradient and state to what they
-# are after the step.
+# Steps of optimisers: one call for each parameter, from its value, gradient and state before the
+# step to those after it.
 #
-# A step of torch's own optimisers is an operation of its program, which torch's code replays.
-# What another optimiser runs is recorded while it steps (`optimizer_code`).
-#
-# The steps of torch's own optimisers as programs: one operation, which torch's code replays.
+# For torch's own optimisers the program is one operation, which is replayed with torch's code. For
+# any other optimiser the operators are recorded while it steps (`OptimizerCode`).
 
 _HOW = ("foreach", "fused", "capturable", "differentiable")
-"""How an optimiser goes about its step; what it computes is the same."""
+"""Options that change how an optimiser executes its step, not what it computes."""
 
 _GRAD = 1
-"""Place of the gradient among the inputs of a step."""
+"""Index of the gradient among the inputs of a step."""
 
 _NOT_FOLLOWED = "is not one of torch's own optimisers, and its step could not be recorded"
 
@@ -199,10 +199,10 @@ class OptimizerSteps:
         self._is_divided = False
         self._counts: dict[str, int] = {}
         self._code: OptimizerCode | None = None
-        # Settings that the steps of an optimiser change themselves, which are none of the user's.
+        # By optimiser, names of settings that its own steps change, which are not the user's.
         self._computed = weakref.WeakKeyDictionary[Any, set[str]]()
         self._group_before: list[dict[str, Any]] = []
-        # Those whose later steps may depend on numbers that they computed, and why.
+        # Optimisers whose later steps may depend on numbers that they computed, with the reason.
         self._measuring = weakref.WeakKeyDictionary[Any, str]()
 
     def begins(self, optimizer: Any) -> None:
@@ -240,7 +240,7 @@ class OptimizerSteps:
                 self._code = OptimizerCode(given, _settings(optimizer))
 
     def _follows(self, optimizer: Any, given: list[Tensors]) -> bool:
-        """Is the step to be recorded as it runs?"""
+        """Whether the operators of this step are to be recorded."""
         return (
             not is_torchs(type(optimizer))
             and optimizer not in self._measuring
@@ -251,8 +251,8 @@ class OptimizerSteps:
         )
 
     def listen(self) -> None:
-        """Listen to the step that has begun, where it is to be recorded. Nothing of the listener is
-        on the thread.
+        """Start recording the step that has begun, if it is to be recorded. Call it while no mode
+        of the listener is on the thread.
         """
         if self._code is not None:
             self._region.begin(self._code)
@@ -262,7 +262,9 @@ class OptimizerSteps:
         self._region.end(self._code)
 
     def skipped(self, optimizer: Any) -> None:
-        """A loss scaler found a gradient that is not finite, and left the step out."""
+        """Write the gradients of a step that a loss scaler skipped because one of them is not
+        finite.
+        """
         self._stepped = [
             (name, tensor)
             for group in optimizer.param_groups
@@ -281,11 +283,11 @@ class OptimizerSteps:
         self._changes.write_step(self._stepped, region)
 
     def ended(self, optimizer: Any) -> None:
-        """It has stepped."""
+        """Write one call for each parameter after an optimiser has stepped."""
         before, self._before = self._before, []
         code, self._code = self._code, None
         if self._is_divided:
-            # The step has left in `grad` what it stepped by.
+            # The step has left the divided gradient, which it used, in `grad`.
             for updated in before:
                 self._take_again(updated, _GRAD, updated.tensor.grad)
             self._write_changes()
@@ -306,8 +308,8 @@ class OptimizerSteps:
         self._counts = {}
 
     def _settings_of(self, optimizer: Any) -> list[dict[str, Any]]:
-        """The hyper-parameters of each group of an optimiser that has stepped, without what its
-        steps compute: counts, an estimate of its learning rate.
+        """The hyper-parameters of each group of an optimiser after a step, without those that the
+        step itself computes (counts, an estimated learning rate).
         """
         now = [_plain(group) for group in optimizer.param_groups]
         computed = self._computed.setdefault(optimizer, set())
@@ -318,7 +320,9 @@ class OptimizerSteps:
     def _ran(
         self, optimizer: Any, code: OptimizerCode | None, after: Sequence[Tensors]
     ) -> list[Recording]:
-        """What a step that was recorded did to each parameter. after: what each has now."""
+        """The recorded program of each parameter, or the reason why there is none. after: (slot,
+        tensor) of each parameter after the step.
+        """
         if code is None:
             reason = self._measuring.get(optimizer, _NOT_FOLLOWED)
             return [Recording(None, [], reason)] * len(after)
@@ -339,7 +343,7 @@ class OptimizerSteps:
         updated.dtypes.append(form[0])
 
     def _take_again(self, updated: Updated, place: int, tensor: Any) -> None:
-        """Another tensor for a slot that was taken before."""
+        """Record another tensor for a slot that was recorded before."""
         slot = updated.refs[place].slot
         number, edge, form = self._registry.record_of(tensor, slot, updated)
         updated.refs[place] = Ref(slot, number, edge)
@@ -375,8 +379,8 @@ class OptimizerSteps:
 
 
 def _state(optimizer: Any, tensor: Any) -> Iterator[tuple[str, Any]]:
-    """Name and value of what an optimiser keeps of a parameter, as far as it is tensors. In lists
-    torch's own keep histories only, which are large and not replayed (LBFGS).
+    """(name, tensor) of the state that an optimiser keeps of a parameter. torch's own optimisers
+    keep only histories in lists (LBFGS), which are large and not replayed; these are left out.
     """
     is_flat = is_torchs(type(optimizer))
     for key, value in kept_tensors(optimizer.state.get(tensor)):
@@ -385,7 +389,7 @@ def _state(optimizer: Any, tensor: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _settings(optimizer: Any) -> Tensors:
-    """The tensors among the settings of an optimiser's groups, by name."""
+    """(name, tensor) of the tensors among the settings of an optimiser's parameter groups."""
     groups = [
         {key: value for key, value in group.items() if key != "params"}
         for group in optimizer.param_groups
@@ -394,7 +398,7 @@ def _settings(optimizer: Any) -> Tensors:
 
 
 def _after(optimizer: Any, updated: Updated) -> Tensors:
-    """What a parameter has after a step: itself, and what is kept of it."""
+    """(slot, tensor) of a parameter and of its optimiser state after a step."""
     kept = [(f"output.{key}", value) for key, value in _state(optimizer, updated.tensor)]
     return [("output.param", updated.tensor), *kept]
 
@@ -423,18 +427,22 @@ def _plain_value(value: Any) -> Any:
 
 
 def _tensor_of(optimizer: Any, name: str) -> Any:
-    """What a loss scaler sets for a fused step, None where it sets nothing."""
+    """The scalar tensor that a loss scaler sets on the optimiser for a fused step, None where it
+    sets none.
+    """
     value = getattr(optimizer, name, None)
     return value if isinstance(value, torch.Tensor) and value.numel() == 1 else None
 
 
 _LOOKS_AGAIN = {torch.optim.LBFGS}
-"""Optimisers whose steps depend on losses that are computed in between, of all parameters."""
+"""Optimisers that evaluate the loss several times within a step, so that one step depends on all
+parameters.
+"""
 
 
 class Updated:
-    """One parameter in a step: as what its tensors are recorded. state: names of what the optimiser
-    keeps of it, before the step.
+    """One parameter in a step, with the records of its tensors. state: names of the optimiser state
+    before the step. number: index of its parameter group.
     """
 
     def __init__(self, name: ParameterName, tensor: Any, number: int, *, keep: bool) -> None:
@@ -449,8 +457,9 @@ class Updated:
 
 
 class Step(NamedTuple):
-    """What an optimiser did to one parameter. read: how many of its tensors are inputs; made: what
-    it has after the step. recording: of an optimiser that is not torch's own.
+    """What an optimiser did to one parameter. read: number of its tensors that are inputs; made:
+    (slot, tensor) after the step. recording: the recorded code of an optimiser that is not torch's
+    own.
     """
 
     kind: type
@@ -462,7 +471,7 @@ class Step(NamedTuple):
 
 @functools.cache
 def _taken_by(kind: type) -> Collection[str]:
-    """The names of what a class of optimisers takes."""
+    """The parameter names of an optimiser class."""
     return inspect.signature(kind).parameters.keys()
 
 
@@ -510,8 +519,9 @@ def _unless_skipped(
     after: list[dict[str, Any]],
     operations: list[Operation],
 ) -> list[dict[str, Any]]:
-    """What a step leaves that does nothing where a gradient is not finite; adds the operations.
-    State that it makes is zero then.
+    """Results of a step that is skipped where a gradient is not finite: the values after the step,
+    or the values before it. Adds the operations that choose. State that the step creates is zero if
+    it is skipped.
     """
 
     def run(name: str, *args: Any) -> dict[str, Any]:
@@ -527,26 +537,26 @@ def _unless_skipped(
     return [run("aten.where.self", skips, *pair) for pair in pairs]
 
 
-# The code of an optimiser that is not torch's own, as it runs in a step: recorded once for all
-# parameters, and divided into what it does to each.
+# The code of an optimiser that is not torch's own: recorded once per step for all parameters, then
+# split into one program for each parameter.
 
 Tensors = list[tuple[str, Any]]
-"""(slot, tensor) of one parameter: itself, its gradient, what the optimiser keeps of it."""
+"""(slot, tensor) of one parameter: the parameter, its gradient, and the optimiser's state of it."""
 
 _MOST_OPERATORS = 400
-"""So many operators are recorded for each parameter."""
+"""Most operators recorded for each parameter."""
 _DEEPEST = 4
 
 
 def is_torchs(kind: type) -> bool:
-    """Is this class of optimisers one of torch's own, and no class that is made of one?"""
+    """Whether this class is one of torch's own optimisers, not a subclass of one."""
     return getattr(torch.optim, kind.__name__, None) is kind
 
 
 class OptimizerCode(CodeRecorder):
-    """Records what runs inside its `with` block. parameters: what each has before the step.
-    settings: tensors that the optimiser keeps of its groups, by name, which are constants of the
-    programs, as settings that are numbers.
+    """Records the operators inside its `with` block. parameters: for each parameter, its tensors
+    before the step. settings: tensors in the optimiser's parameter groups, by name; they become
+    constants of the programs, like numeric settings.
     """
 
     def __init__(self, parameters: Sequence[Tensors], settings: Tensors) -> None:
@@ -572,8 +582,8 @@ class OptimizerCode(CodeRecorder):
                     self._settings[name] = tensor.detach().clone()
 
     def measured(self, settings: Tensors) -> str:
-        """The name of a setting that the step has changed and that is not a count: later steps
-        compute with a number that rounding changes. "" where there is none.
+        """Name of a floating-point setting that the step itself has changed, "" where there is
+        none. Later steps would depend on it, and it varies with rounding.
         """
         changed = (
             name
@@ -583,15 +593,17 @@ class OptimizerCode(CodeRecorder):
         return next(changed, "")
 
     def programs(self, outputs: Sequence[Tensors]) -> list[Recording]:
-        """What the step did to each parameter. outputs: what each has after it."""
+        """The program of each parameter. outputs: (slot, tensor) of each parameter after the
+        step.
+        """
         return self.each(
             [Wanted(read, made) for read, made in zip(self._read, outputs, strict=True)]
         )
 
 
 def kept_tensors(state: Any) -> Iterator[tuple[str, Any]]:
-    """Name and value of what an optimiser keeps, as far as it is tensors: those in lists and
-    dictionaries too ("factors.0").
+    """(name, tensor) of the tensors in an optimiser's state, including those in lists and
+    dictionaries ("factors.0").
     """
     yield from _named("", state, 0) if isinstance(state, dict) else ()
 
@@ -607,25 +619,24 @@ def _named(path: str, value: Any, depth: int) -> Iterator[tuple[str, Any]]:
                 yield from _named(f"{path}.{key}" if path else str(key), item, depth + 1)
 
 
-# Sees every backward pass begin and end.
+# Begin and end of every backward pass.
 #
-# `torch.autograd.backward` is wrapped, through which `Tensor.backward` goes too. Before it runs,
-# hooks are put on nodes of the graph that autograd made by itself; after it they are taken off.
-# The graph, its values and the order in which they are added stay as they are.
+# `torch.autograd.backward` is wrapped, which `Tensor.backward` calls too. Hooks are put on nodes of
+# autograd's graph before the pass and removed after it. The graph, its values and the order of
+# additions stay unchanged.
 #
-# Calls that a backward pass runs again, as checkpoints do.
+# Calls that a backward pass runs again (activation checkpoints).
 #
-# A checkpoint that is not reentrant keeps the graph of the first run, and of the second only
-# values. A reentrant one runs its calls without a graph; its own node stands for them in the
-# graph of the pass, and when the pass comes there, it runs them again and a pass of their own
-# through what they made. The first run says whose children the calls are, the second one what
-# they computed.
+# A non-reentrant checkpoint keeps the graph of the first run and takes only values from the second.
+# A reentrant checkpoint runs its calls without a graph; one node of its own represents them in the
+# graph. When the pass reaches that node, it runs the calls again and then a nested backward pass
+# through them. The first run tells whose children the calls are, the second what they computed.
 
 
 class _Pass(NamedTuple):
-    """A backward pass that runs. owners: calls that wait for theirs. checkpointed: calls below
-    them that are run again. before: gradients of parameters that were there already. within: the
-    passes through what checkpoints ran again.
+    """A backward pass in progress. owners: calls that wait for their backward pass. checkpointed:
+    calls below them that are run again. before: the gradients of parameters before the pass.
+    within: nested passes through calls that checkpoints ran again.
     """
 
     hooks: GradientHooks
@@ -636,7 +647,7 @@ class _Pass(NamedTuple):
     within: list[_PassWithin]
 
     def met(self) -> list[ForwardCall]:
-        """Calls of which a gradient was seen."""
+        """The calls at whose outputs a gradient arrived."""
         return [call for call in self.owners.calls if self.seen.met(call)]
 
     def leaves(self) -> dict[int, weakref.ref[Any]]:
@@ -648,7 +659,7 @@ class _Pass(NamedTuple):
 
 
 class _PassWithin(NamedTuple):
-    """A pass through what a checkpoint ran again, while another pass runs."""
+    """A backward pass through calls that a checkpoint ran again, nested in another pass."""
 
     hooks: GradientHooks
     seen: SeenGradients
@@ -659,8 +670,8 @@ class _PassWithin(NamedTuple):
 class BackwardPasses:
     """The backward passes of the modules that a listener listens to.
 
-    calls, sums: write what was seen, of modules and of parameters. loss: the code that the passes
-    start from. sharded: parameters in pieces. changes: what becomes of gradients behind them.
+    calls, sums: write the calls of modules and of parameter gradients. loss: the code that passes
+    start from. sharded: FSDP2 parameters. changes: what changes gradients after the passes.
     """
 
     def __init__(
@@ -684,7 +695,7 @@ class BackwardPasses:
     # ---- module calls
 
     def entered(self, frame: ModuleFrame, inputs: list[tuple[str, Any]]) -> None:
-        """A module is called with these tensors (slot, tensor)."""
+        """Called when a module is entered. inputs: (slot, tensor)."""
         if frame.parent is not None:
             _link_last(frame.parent)
         frame.first_node = next_node()
@@ -714,7 +725,9 @@ class BackwardPasses:
         return (*held, *(slot for slot, _ in (*call.inputs, *call.outputs)))
 
     def run_again(self) -> tuple[int, int] | None:
-        """Step and micro-batch of the calls whose nodes a backward pass on this thread runs."""
+        """(step, micro-batch) of the call whose node a backward pass on this thread is running,
+        None where there is none.
+        """
         node = _running_node() if self._running else -1
         if node < 0:
             return None
@@ -726,7 +739,7 @@ class BackwardPasses:
     # ---- backward passes
 
     def install(self) -> None:
-        """Begin to look at backward passes."""
+        """Start observing backward passes by wrapping `torch.autograd.backward`."""
         previous = self._previous = torch.autograd.backward
 
         def backward(
@@ -750,13 +763,13 @@ class BackwardPasses:
         torch.autograd.backward = backward
 
     def remove(self) -> None:
-        """Look no more. A wrapper that somebody wrapped in turn stays, and does nothing."""
+        """Stop observing. If another tool has wrapped the wrapper, it stays in place."""
         if self._previous is not None and torch.autograd.backward is self._wrapper:
             torch.autograd.backward = self._previous
         self._waiting.clear()
 
     def _before(self, tensors: Any, gradients: Any) -> _Pass | _PassWithin | None:
-        """A backward pass begins. None where it is not looked at."""
+        """Prepare for a backward pass that begins. Returns None if the pass is not observed."""
         if torch._C._current_graph_task_id() != -1:
             if not self._running or not self._recomputed.calls:
                 return None
@@ -767,7 +780,9 @@ class BackwardPasses:
         return self._frames.guarded(self._begin, tensors, losses)
 
     def _after(self, begun: _Pass | _PassWithin, kept: bool) -> None:
-        """A backward pass is over. kept: another one may come through the same graph."""
+        """Write a backward pass that is over. kept: the graph is kept, so another pass may follow
+        through it.
+        """
         if isinstance(begun, _PassWithin):
             self._frames.guarded(self._end_within, begun)
             return
@@ -791,7 +806,7 @@ class BackwardPasses:
         return self._running[-1]
 
     def _begin_within(self, tensors: Any, gradients: Any) -> _PassWithin:
-        """A checkpoint has run its calls again, and a pass through them begins."""
+        """Prepare for the pass through calls that a checkpoint has run again."""
         around = self._running[-1]
         calls, self._recomputed.calls = self._recomputed.calls, []
         roots = tensors_to_start_from(tensors)
@@ -835,21 +850,22 @@ class BackwardPasses:
 
 
 def _link_last(frame: ModuleFrame) -> None:
-    """A module that called others goes on, with what the last of them returned."""
+    """Link the last call of a module that goes on after it, with the results of that call."""
     last = frame.called[-1] if frame.called else None
     if last is not None and last.returned:
         last.link()
 
 
 _ABOVE = 1
-"""A checkpoint's node is numbered before the calls that it runs, and they number none."""
+"""Difference between the numbers of a checkpoint's node and of the call inside it: the node is
+numbered before the calls that it runs, and these make no nodes.
+"""
 _CAST = "ToCopyBackward0"
 
 
 class _Recomputed:
-    """What calls read and wrote when a backward pass ran them again: autograd differentiates them
-    there, not where they ran first. calls: those of them that made a graph, since the last pass
-    through one of those.
+    """Records of calls that a backward pass ran again: autograd differentiates the second run, not
+    the first. calls: those with a graph, since the last pass through such calls.
     """
 
     def __init__(self) -> None:
@@ -857,15 +873,15 @@ class _Recomputed:
         self.calls: list[ForwardCall] = []
 
     def add(self, frame: EndedCall, call: ForwardCall | None) -> None:
-        """A call has run again, whole or as far as the backward pass needed it."""
+        """Add a call that has run again, completely or as far as the backward pass needed it."""
         self._refs.setdefault(_place(frame), []).append(frame.refs)
         if call is not None and call.outputs:
             self.calls.append(call)
 
     def replace_in(self, calls: Iterable[ForwardCall]) -> None:
-        """Have calls that ran again refer to the tensors of that second time; nothing of it is kept
-        then. A module that was called several times in a step stays as it was: which of its calls
-        ran again is not known.
+        """Point calls that ran again to the records of their second run, then forget these records.
+        A module that was called several times in a step is left unchanged: which of its calls ran
+        again is unknown.
         """
         self.calls.clear()
         if not self._refs:
@@ -887,7 +903,7 @@ def _place(call: EndedCall | ForwardCall) -> tuple[Any, ...]:
 
 class _CheckpointedCalls:
     """Calls that reentrant checkpoints ran without a graph, below calls that wait for their
-    backward pass. outermost: those that a checkpoint ran and nothing else.
+    backward pass. outermost: calls that make up the whole of a checkpoint.
     """
 
     def __init__(self, waiting: Iterable[ForwardCall]) -> None:
@@ -899,7 +915,9 @@ class _CheckpointedCalls:
                     self._link(call, child)
 
     def _link(self, caller: ForwardCall, child: ForwardCall) -> None:
-        """Take the node of a checkpoint for that of the only call in it, where this is one."""
+        """Let the node of a checkpoint represent `child`, if that is the only call in the
+        checkpoint.
+        """
         edges = child.linked
         nodes = {edge.node for _, edge in edges}
         if len(nodes) != 1 or not caller.made(edges[0][1]):
@@ -914,8 +932,8 @@ class _CheckpointedCalls:
     def run_again(
         self, again: Sequence[ForwardCall], node: int, owners: NodeOwners, roots: Sequence[Any]
     ) -> Rerun:
-        """Calls that ran again for the node of a checkpoint, by the places of their first run.
-        roots: where the pass through them begins.
+        """Match calls that ran again for a checkpoint's node with their first runs. again: the
+        second runs. roots: tensors from which the pass through them starts.
         """
         owner, only = owners.of(node), self._by_node.get(node)
         first = [only] if only is not None else owner.children if owner is not None else ()
@@ -941,10 +959,10 @@ class _CheckpointedCalls:
 
 
 class Rerun:
-    """Calls that a checkpoint ran again, for the pass through them.
+    """Calls that a checkpoint ran again, for the backward pass through them.
 
-    pairs: first and second runs of the calls that read the checkpoint's inputs; the checkpoint's
-    node stands for `sender`.
+    pairs: (first run, second run) of the calls that read the checkpoint's inputs. sender: the call
+    that the checkpoint's node represents.
     """
 
     def __init__(
@@ -971,8 +989,8 @@ class Rerun:
         """The pass is over, and autograd goes on with the gradients of these leaves."""
 
     def take_places(self, seen: SeenGradients, around: SeenGradients) -> None:
-        """Have the second run stand for the first one, in place of the sum that the checkpoint's
-        node sent. seen, around: the gradients of the pass and of the one around it.
+        """Replace the sum that the checkpoint's node sent by the gradients of the second run. seen,
+        around: gradients of this pass and of the pass around it.
         """
         if self._sender is None:
             return
@@ -993,11 +1011,12 @@ class Rerun:
 
 
 class _RerunOfCode(Rerun):
-    """Calls that a checkpoint ran again, with code of the module around them, which was not called
-    itself.
+    """Calls that a checkpoint ran again together with code of the module around them; that module
+    itself was not called again.
 
-    around: the call of that module. code: the second run of its code, in the checkpoint. Its slots
-    are known once both passes are over, by the gradients that one handed to the other.
+    around: the first call of that module. code: the second run of its code, inside the checkpoint.
+    The slots of `code` are known when both passes are over, from the gradients that one handed to
+    the other.
     """
 
     def __init__(
@@ -1018,7 +1037,9 @@ class _RerunOfCode(Rerun):
                 self._sent[edge] = taken[0]
 
     def take_places(self, seen: SeenGradients, around: SeenGradients) -> None:
-        """Give the code the slots of its module, and have the second run stand for the first."""
+        """Give the recomputed code the slots of its module, then replace the first run by the
+        second.
+        """
         code, first = self._code, self._around
         came = self._slots_given(around)
         read = {
@@ -1032,7 +1053,7 @@ class _RerunOfCode(Rerun):
             if gradient.record in came
         ]
         known = {edge for _, edge in code.outputs}
-        # What nobody uses gets zeros from autograd.
+        # An output that nobody uses gets a gradient of zeros from autograd.
         others = [self._nonzero.get(edge, True) for edge in self._given if edge not in known]
         code.inputs = [
             (read[record], edge) for edge, record in self._sent.items() if record in read
@@ -1045,8 +1066,8 @@ class _RerunOfCode(Rerun):
         super().take_places(seen, around)
 
     def _slots_given(self, around: SeenGradients) -> dict[Any, str]:
-        """Slots of the gradients that came to the checkpoint's node, by record: of outputs of the
-        module, and of what its later calls read.
+        """Slots of the gradients that arrived at the checkpoint's node, by record: outputs of the
+        module, and inputs of its later child calls.
         """
         given: dict[Any, str] = {}
         for slot, edge in self._around.outputs:
@@ -1061,13 +1082,13 @@ class _RerunOfCode(Rerun):
 
 
 def _running_node() -> int:
-    """The number of the node that a backward pass on this thread runs, -1 for none."""
+    """Number of the node that a backward pass on this thread is running, -1 for none."""
     node = torch._C._current_autograd_node()
     return node._sequence_nr() if node is not None else -1
 
 
 def _without_graph(calls: Iterable[ForwardCall | None]) -> Iterator[ForwardCall]:
-    """Those of these calls that ran without a graph, and the calls below them, in order."""
+    """The calls among these that ran without a graph, and all calls below them, in order."""
     for call in calls:
         if call is not None and not call.has_graph:
             yield call
@@ -1088,7 +1109,7 @@ def _nodes_behind(roots: Iterable[Any]) -> Iterator[Any]:
 
 
 def _inputs_behind(roots: Iterable[Any]) -> Iterator[int]:
-    """Identities of the leaves of a graph that are no parameters."""
+    """Identities of the leaves of a graph that are not parameters."""
     for node in _nodes_behind(roots):
         leaf = getattr(node, "variable", None)
         if leaf is not None and not isinstance(leaf, torch.nn.Parameter):
@@ -1096,8 +1117,8 @@ def _inputs_behind(roots: Iterable[Any]) -> Iterator[int]:
 
 
 def _shared_casts(roots: Sequence[Any], owners: NodeOwners) -> set[Any]:
-    """Nodes that cast an input for several calls: autocast keeps the casts of leaves, and the
-    inputs of what runs again are leaves. The gradients of the calls meet there.
+    """Cast nodes of inputs that several calls share: autocast caches the casts of leaves, and the
+    inputs of recomputed code are leaves. The gradients of these calls are summed at such a node.
     """
     inputs = set(_inputs_behind(roots))
     casts = {

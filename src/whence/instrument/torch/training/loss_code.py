@@ -1,10 +1,10 @@
-"""The code between a model's return and the backward pass: the loss, and how it is scaled.
+"""Records the code between a model's return and the backward pass: the loss and its scaling.
 
-It belongs to no module. From the return of an outermost call in training until a backward pass
-begins, its operators are recorded as one program, and written as a call of its own ("loss"). Calls
-of models in between are left out: what they return is an input, like labels. Where several backward
-passes begin behind it (the schedule of a pipeline computes the losses of all micro-batches first),
-each is a call of its own, of what leads to its loss.
+This code belongs to no module. From the return of an outermost call in training until a backward
+pass begins, its operators are recorded as one program and written as a call named "loss". Calls of
+models in between are left out: their outputs are inputs of the loss, like labels. Where several
+backward passes follow (a pipeline schedule computes the losses of all micro-batches first), each
+gets a call with the operators that lead to its own loss.
 """
 
 from __future__ import annotations
@@ -35,22 +35,24 @@ from whence.records.slots import SlotKind, is_output
 from whence.records.training import LOSS
 
 _MOST_OPERATORS = 2_000
-"""So many operators are recorded of one loss; a program that runs more between its models does
-something else there.
+"""Most operators recorded for one loss; a program that runs more between its models does something
+else there.
 """
 _MOST_WAITING = 64
-"""So many losses wait for further backward passes."""
+"""Most losses that wait for further backward passes."""
 
 
 class _NoModule:
-    """What a module knows of itself, for code that belongs to none."""
+    """Stands in for a `ModuleInfo` where code belongs to no module."""
 
     entries: None = None
     source: str = ""
 
 
 class _Loss:
-    """The code behind one call of a model, as a listener keeps a call of a module in progress."""
+    """The code after one call of a model, with the attributes that a listener keeps of a running
+    module call.
+    """
 
     def __init__(self, frame: ModuleFrame, *, keep: bool) -> None:
         self.scope, self.number = "", LOSS
@@ -69,9 +71,9 @@ class _Loss:
         self.models = [_Returned(frame)]
 
     def may_lead_to(self, tensor: Any) -> bool:
-        """Can the code have made this tensor? What a model returned is no loss, unless it is a
-        number: a module computed it. Whether code then did something to it, only its operators
-        tell.
+        """Whether the recorded code may have made this tensor. A tensor that a model returned does
+        not count as a loss unless it is a scalar, since a module may compute the loss. Whether code
+        then changed it, only the recorded operators tell.
         """
         edge = edge_of(tensor)
         if edge is None or edge.node < self.first_node:
@@ -79,12 +81,12 @@ class _Loss:
         return not self.has_model_returned(edge) or (not tensor.dim() and not self.recorder.over)
 
     def has_model_returned(self, edge: Any) -> bool:
-        """Did one of its models return this tensor?"""
+        """Whether one of the models before this code returned the tensor at this edge."""
         return any(edge in model.edges for model in self.models)
 
     def part(self, results: list[tuple[str, Any]], names: Mapping[str, str] | None) -> _Loss:
-        """The loss that leads to these tensors. names: its slots, by those of the inputs here that
-        it reads; None for all as they are.
+        """The part of this code that leads to `results` (slot, tensor). names: new slots by the
+        input slots that this part reads; None to keep all inputs unchanged.
         """
         part = copy.copy(self)
         part.results, part.placements = results, dict(self.placements)
@@ -101,8 +103,8 @@ class _Loss:
 
 
 class _Returned:
-    """What one call of a model returned: its micro-batch, where gradients arrive at it, and the
-    identities of the records.
+    """What one call of a model returned: its micro-batch, the edges at which gradients arrive, and
+    the identities of the output records.
     """
 
     def __init__(self, frame: ModuleFrame) -> None:
@@ -135,13 +137,13 @@ class LossCode:
     # ---- around calls of models; nothing of the listener is on the thread then
 
     def _running(self) -> _Loss | None:
-        """The loss whose code runs on this thread."""
+        """The loss whose code is being recorded on this thread, None if there is none."""
         loss = self._loss
         return loss if loss is not None and self._region.runs(loss.recorder) else None
 
     def model_begins(self) -> None:
-        """An outermost call begins: what it runs is not part of the loss, and no other code is
-        recorded around it.
+        """Pause the recording: an outermost call begins, and its operators are not part of the
+        loss. Drops any other code being recorded.
         """
         loss = self._loss and self._running()  # in inference there is none
         if loss is not None:
@@ -150,7 +152,9 @@ class LossCode:
             self._region.drop("calls a model in its step")
 
     def model_ended(self, frame: ModuleFrame) -> None:
-        """An outermost call has returned: what runs from here on may be the loss."""
+        """Resume or begin the recording: an outermost call has returned, and the code that follows
+        may be the loss.
+        """
         loss = self._loss and self._running()  # in inference there is none
         if loss is not None and (loss.root, loss.step) == (frame.root, frame.step):
             loss.models.append(_Returned(frame))
@@ -174,8 +178,9 @@ class LossCode:
 
     @contextmanager
     def around_uncaptured(self, module: Any) -> Iterator[None]:
-        """Surround an outermost call of a module that is not captured, after `model_begins`. A
-        module without parameters (`nn.MSELoss()`) is code of the loss; any other is a model.
+        """Context around an outermost call of a module that is not captured, entered after
+        `model_begins`. A module without parameters (`nn.MSELoss()`) counts as code of the loss, any
+        other as a model.
         """
         if not is_compilers(module) and next(module.parameters(), None) is None:
             self._resume()
@@ -190,14 +195,16 @@ class LossCode:
             loss.recorder.resume()
 
     def step_begins(self) -> None:
-        """An optimiser steps: no loss before it leads to another backward pass."""
+        """An optimiser steps: forget all losses, since none leads to another backward pass."""
         if self._running():
             self._region.drop("an optimiser steps")
         if self._region.is_here:
             self._stopped.clear()
 
     def stop(self) -> Sequence[_Loss]:
-        """A backward pass begins: listen no more. Returns what was recorded, for `write`."""
+        """Stop recording because a backward pass begins. Returns the recorded losses, for
+        `write`.
+        """
         if not self._region.is_here:
             return ()
         if (loss := self._running()) is not None:
@@ -210,7 +217,9 @@ class LossCode:
     # ---- what it reads and makes
 
     def _find(self, loss: _Loss, tensor: Any) -> str:
-        """The slot of a tensor that the code reads and did not make."""
+        """Record a tensor that the code reads and did not make. Returns its slot, "" where that is
+        not possible.
+        """
         slot = f"{SlotKind.INPUT}.{len(loss.refs)}"
         ref = self._region.read(slot, tensor, loss)
         if ref is None:
@@ -221,8 +230,8 @@ class LossCode:
         return slot
 
     def write(self, losses: Sequence[_Loss], tensors: list[Any]) -> ForwardCall | None:
-        """Write the call of the loss, of these, from which a backward pass begins at these tensors.
-        Returns it as a call that waits for its backward pass, None where there is nothing.
+        """Write the call of that loss, among `losses`, from which a backward pass starts at these
+        tensors. Returns it as a call that waits for its backward pass, None where there is none.
         """
         for place, loss in reversed([*enumerate(losses)]):
             starts = [
@@ -290,6 +299,6 @@ class LossCode:
         self._regions.close()
 
     def clear(self) -> None:
-        """Stop for good."""
+        """Forget everything; recording does not resume."""
         self._loss = None
         self._stopped.clear()

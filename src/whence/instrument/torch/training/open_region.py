@@ -9,6 +9,6 @@ from typing import Any
 
 
 class OpenRegion(threading.local):
-    """As `Regions` asks for: the open region of the current thread, or None."""
+    """Thread-local state for `Regions`: the open region of the current thread, or None."""
 
     region: Any = None

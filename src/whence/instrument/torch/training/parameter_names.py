@@ -1,4 +1,4 @@
-"""Which parameter of which module a tensor is."""
+"""Finds the module and the parameter name of a tensor."""
 
 from __future__ import annotations
 
@@ -26,14 +26,16 @@ class ParameterName(NamedTuple):
 
 
 class ParameterNames:
-    """Parameters by identity. roots: by name, as they are met. sharded: those in pieces."""
+    """Names of parameters, found by the identity of the tensor. roots: by name, as they are met.
+    sharded: FSDP2 parameters.
+    """
 
     def __init__(self, roots: Mapping[str, ModuleRoot], sharded: ShardedParameters) -> None:
         self._roots, self._sharded = roots, sharded
         self._names: dict[int, ParameterName] = {}
 
     def of(self, tensor: Any) -> ParameterName | None:
-        """What a tensor is called, None for one that no root holds."""
+        """The name of a parameter, None for a tensor that no root holds."""
         known = self._names.get(id(tensor))
         if known is None or known.tensor() is not tensor:
             self._learn()

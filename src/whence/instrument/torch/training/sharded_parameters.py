@@ -1,5 +1,5 @@
-"""Parameters of which each rank holds a piece (FSDP2), and which are whole while modules run: the
-whole one is a leaf of autograd's graph, the piece is what an optimiser steps.
+"""FSDP2 parameters, of which each rank holds a shard. While modules run, the gathered parameter is
+a leaf of autograd's graph; the optimiser steps the shard.
 """
 
 from __future__ import annotations
@@ -11,18 +11,22 @@ from typing import Any
 from whence.instrument.torch.module_info import ModuleRoot
 
 Held = Mapping[int, Any]
-"""By identity of a whole parameter, the one that the module holds between its calls."""
+"""Maps the identity of a gathered parameter to the shard that the module holds between its
+calls.
+"""
 
 
 class ShardedParameters:
-    """The whole parameters of the roots that a listener met, by name."""
+    """The gathered parameters of the roots that a listener has met. roots: by name."""
 
     def __init__(self, roots: Mapping[str, ModuleRoot]) -> None:
         self._roots = roots
         self._groups: dict[str, list[Any]] = {}
 
     def held(self) -> Held:
-        """What is whole by now. Empty where no root is in pieces."""
+        """The parameters that are gathered now, with their shards. Empty where no root is
+        sharded.
+        """
         fsdp = sys.modules.get("torch.distributed.fsdp")
         if getattr(fsdp, "FSDPModule", None) is None:
             return {}
@@ -41,7 +45,9 @@ class ShardedParameters:
 
 
 def _groups(model: Any, sharded: type) -> Iterator[Any]:
-    """The groups of parameters of a model. Releases of torch differ in what they call them."""
+    """The parameter groups of a model. The attribute that holds them differs between torch
+    releases.
+    """
     for module in model.modules():
         if isinstance(module, sharded):
             state: Any = getattr(module, "_get_fsdp_state", lambda: None)()
