@@ -1,4 +1,4 @@
-"""Listens to torch: modules, operators, compiled graphs."""
+"""Captures torch programs: modules, operators, compiled graphs."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ VARIABLES = {
 
 
 def owns(model: Any) -> bool:
-    """Is this a module of torch, or much like one?"""
+    """Whether the model is a torch module, or has `named_modules` like one."""
     return hasattr(model, "named_modules")
 
 
 def check(options: CaptureOptions) -> None:
-    """Every option can be had."""
+    """Accept all options: torch supports every one."""
 
 
 def determinism(seed: int | None, deterministic: bool) -> None:
-    """Seed torch, and choose deterministic kernels; operators without one warn in place of
+    """Seed torch and select deterministic kernels. Operators without such a kernel warn instead of
     failing.
     """
     import torch
@@ -48,14 +48,14 @@ def determinism(seed: int | None, deterministic: bool) -> None:
 
 
 def stage(options: CaptureOptions) -> Stage:
-    """Gives `torch.compile` the backend of the rung."""
+    """A stage that gives `torch.compile` the backend of the rung."""
     from whence.instrument.torch.compiled.stages import Rung
 
     return Rung(options.rung)
 
 
 def listener(session: Session, model: Any, around: Surroundings) -> Listener:
-    """The listener for the level of a session. model: None listens to every one."""
+    """The listener for the level of a session. model: None to listen to every model."""
     from whence.instrument.torch.logits import LogitsListener
     from whence.instrument.torch.modules import Listener
     from whence.instrument.torch.operators import OperatorListener
@@ -77,7 +77,9 @@ def listener(session: Session, model: Any, around: Surroundings) -> Listener:
 
 
 def _gate(session: Session, around: Surroundings, changes: Interventions | None) -> StepGate | None:
-    """Which steps are recorded, None where all are seen: those that are changed, too."""
+    """The gate that selects recorded steps, None where every step is observed, as in captures that
+    change the program.
+    """
     options = session.options
     if changes is not None or not (options.ranges or options.waits):
         return None

@@ -1,7 +1,7 @@
-"""Digests and figures of device tensors whose elements nobody wants: a kernel reads them where they
-lie, and leaves a sixteenth of their bytes in pinned memory.
+"""Digests and figures of device tensors whose elements nobody wants: a kernel reads them on the
+device and writes a sixteenth of their bytes to pinned memory.
 
-Where the kernel cannot run, tensors are copied to the host and described there (`staging`).
+Where the kernel cannot run, tensors are copied to the host and described there (`StagingRing`).
 """
 
 from __future__ import annotations
@@ -17,23 +17,25 @@ from whence import dtypes
 from whence.frameworks import host
 
 COLUMNS = ("address", "nbytes", "code", "size", "out", "first", "end")
-"""Of the table that the kernel reads: where a content lies, its bytes, kernel code (-1: no figures)
-and size of an element, where results go (as `join_units` reads them), and which of its units are
-meant. A content of fewer than DIGEST_BYTES is copied to `out` as it is.
+"""Columns of the table that the kernel reads: address of a content, its bytes, kernel code of its
+dtype (-1: no figures), bytes of an element, address for the results (as `join_units` reads them),
+first unit and end unit. A content of fewer than DIGEST_BYTES is copied to `out` unchanged.
 """
 PIECE = 16
-"""Units of a content that one row of a table means: 512 KB."""
+"""Units of a content per row of the table: 512 KB."""
 TABLE_ROWS = 1 << 12
-"""Of one batch."""
+"""Most rows in the table of one batch."""
 _FLOAT64 = dtypes.DTYPES["float64"].code
-"""Its squares may leave the range of float64, and are then taken anew, from the elements."""
+"""Not read by the kernel: squares may exceed the range of float64, and are then computed again from
+the elements.
+"""
 _ALIGNED = 8
 _OPTIONS = {"num_warps": 4, "enable_fp_fusion": False}
 
 
 class Layout(NamedTuple):
-    """How contents of one size and dtype are read. nbytes: of the results; code: of the kernels, -1
-    where no figures are wanted; units: of the content; pieces: rows of the table.
+    """How the kernel reads contents of one size and dtype. nbytes: of the results; code: of the
+    dtype, -1 where no figures are wanted; units: of the content; pieces: rows of the table.
     """
 
     nbytes: int
@@ -43,12 +45,13 @@ class Layout(NamedTuple):
 
 
 def layout(tensor: Any, dtype: str) -> Layout | None:
-    """How a contiguous tensor is read; None where its bytes are needed for its digest or figures.
+    """How the kernel reads a contiguous tensor; None where its bytes must be copied for digest or
+    figures.
 
     dtype: of the figures that are wanted, "" for none.
     """
     nbytes = tensor.nbytes
-    # A device refuses to read a 64-bit word that does not begin at one.
+    # A device cannot read a 64-bit word at an unaligned address.
     if nbytes >= host.DIGEST_BYTES and tensor.data_ptr() % _ALIGNED:
         return None
     return _layout(nbytes, dtype)
@@ -67,7 +70,7 @@ def _layout(nbytes: int, dtype: str) -> Layout | None:
 
 
 def add_rows(rows: list[int], tensor: Any, how: Layout, out: int) -> None:
-    """Add the rows of the table that mean a tensor, one number of `COLUMNS` after the other. out:
+    """Append the rows that describe a tensor to the table, flat in the order of `COLUMNS`. out:
     address of its results.
     """
     content = tensor.data_ptr(), tensor.nbytes, how.code, tensor.element_size(), out
@@ -82,23 +85,22 @@ class DeviceReader:
     """Launches the kernel on devices that can run it."""
 
     def __init__(self) -> None:
-        # By device, None where it cannot: the kernel as it was compiled for it, and the words that
-        # it needs there.
+        # By device: (compiled kernel, its constants on that device), None where it cannot run.
         self._ready: dict[Any, tuple[Any, Any] | None] = {}
         self._programs = 0
         self.problem = ""
 
     def reads(self, device: Any) -> bool:
-        """Can tensors of this device be read where they lie? If not, and they might have been,
-        `problem` says why.
+        """Whether the kernel can read tensors of this device. `problem` says why it failed where it
+        was tried.
         """
         if device not in self._ready:
             self._ready[device] = self._prepared(device) if _may_read(device) else None
         return self._ready[device] is not None
 
     def launch(self, device: Any, stream: Any, table: int, count: int) -> None:
-        """Read what `count` rows of int64 at an address mean, behind the work of a stream of the
-        current device.
+        """Launch the kernel for `count` rows of int64 at the address `table`, after the work queued
+        on a stream of the current device.
         """
         kernel, secret = self._ready[device]  # type: ignore[misc]
         if stream is None:  # of the interpreter
@@ -108,7 +110,9 @@ class DeviceReader:
             kernel[count, self._programs, 1](*arguments, stream=stream)
 
     def _prepared(self, device: Any) -> tuple[Any, Any] | None:
-        """The kernel and the words that it needs on a device, after it ran there once."""
+        """The kernel and the constants it needs on a device, after a first run there; None if that
+        run fails.
+        """
         try:
             host.check_units()
             from whence.instrument.torch import device_kernel
@@ -126,7 +130,7 @@ class DeviceReader:
                 kernel = device_kernel.read_units[1, programs](
                     table.data_ptr(), secret, len(COLUMNS), programs, **_OPTIONS
                 )
-                # As `launch` does it: past what Triton asks of the arguments of every call.
+                # Launch like `launch`, which skips the argument checks that Triton does per call.
                 arguments = table.data_ptr(), secret, len(COLUMNS), programs
                 kernel[1, programs, 1](*arguments, stream=stream_of(device))
                 torch.cuda.current_stream(device).synchronize()
@@ -137,14 +141,14 @@ class DeviceReader:
 
 
 def is_current(device: Any, stream: Any) -> bool:
-    """Is it the current stream of the current device?"""
+    """Whether this is the current stream of the current device."""
     if device.type != "cuda":
         return True
     return bool(torch.cuda.current_device() == device.index) and bool(stream_of(device) == stream)
 
 
 def made_current(device: Any, stream: Any) -> contextlib.AbstractContextManager[Any]:
-    """Makes a stream the current one, and its device the current device."""
+    """Context in which a stream and its device are the current ones."""
     on_stream: contextlib.AbstractContextManager[Any] = torch.cuda.stream(
         torch.cuda.ExternalStream(stream, device)
     )
@@ -152,7 +156,7 @@ def made_current(device: Any, stream: Any) -> contextlib.AbstractContextManager[
 
 
 def stream_of(device: Any) -> Any:
-    """What tells the current stream of a device from its others."""
+    """Identifier of the current stream of a device, None for a device with one stream."""
     if device.type == "cuda":
         return torch._C._cuda_getCurrentRawStream(device.index)
     try:
@@ -162,7 +166,7 @@ def stream_of(device: Any) -> Any:
 
 
 def _may_read(device: Any) -> bool:
-    """Is there a Triton for this device? Its interpreter is one for the CPU."""
+    """Whether Triton is installed for this device. Its interpreter serves the CPU only."""
     if not importlib.util.find_spec("triton"):
         return False
     import triton

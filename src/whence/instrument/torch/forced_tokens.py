@@ -1,9 +1,9 @@
-"""Makes a program go on with the tokens of another run: behind each call of the model its logits
-leave only that token to choose.
+"""Makes a program continue with the tokens of another run: after each call of the model, its logits
+are replaced so that only that token can be chosen.
 
-What the model computed is recorded before. Whatever picks the token then (argmax, top-k, sampling,
-`generate`) picks the forced one, so that the program's own text, its cache and its end are the
-reference's too.
+The model's own logits are recorded before. Any way to pick the token (argmax, top-k, sampling,
+`generate`) then picks the forced one, so that the text, the cache and the end of generation match
+the reference.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ Tokens = tuple[int, ...]
 
 @dataclass(slots=True)
 class _Row:
-    """One row of the batch: the sequence of the reference that it follows (None: none does), and
-    how many of its tokens it was given.
+    """One row of the batch: the reference sequence that it follows (None for none), and how many of
+    its tokens the row has got so far.
     """
 
     sequence: Tokens | None = None
@@ -34,8 +34,8 @@ class _Row:
 
 
 class ForcedTokens:
-    """Feeds `sequences`, the tokens of the reference from the prompt's first on. path: of the
-    reference, for what is said of it.
+    """Feeds `sequences`, the tokens of the reference starting with the prompt. path: of the
+    reference, for notes.
     """
 
     def __init__(self, session: Session, sequences: Sequence[Tokens], path: str) -> None:
@@ -48,7 +48,7 @@ class ForcedTokens:
         self._noted: set[str] = set()
 
     def left(self, frame: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> Any:
-        """What the program gets of a call of the model that returned `out`."""
+        """The value that the program gets from a call of the model that returned `out`."""
         if (
             frame.parent is not None
             or frame.scope
@@ -67,7 +67,7 @@ class ForcedTokens:
             return out
 
     def finish(self) -> None:
-        """Leave in the run how many tokens were forced."""
+        """Note in the run how many tokens were forced."""
         self._session.note("forced", f"{self._tokens} tokens of {self._path} forced")
 
     def _left(self, frame: Any, inputs: dict[str, Any], out: Any) -> Any:
@@ -95,7 +95,7 @@ class ForcedTokens:
         return rebuilt(out, lambda where, tensor: new if where == slot else tensor)
 
     def _next(self, frame: Any, row: int, batch: int, tokens: Tokens) -> int | None:
-        """The token that follows what this row was given so far, None where the reference has
+        """The token that follows those the row has got so far, None where the reference has
         none.
         """
         rows = self._rows.get(frame.root.name, [])
@@ -117,7 +117,9 @@ class ForcedTokens:
         return now.sequence[now.fed]
 
     def _starting(self, tokens: Tokens) -> Tokens | None:
-        """A sequence of the reference that starts so, each once as long as there are others."""
+        """A reference sequence that starts with these tokens. Each is used once as long as unused
+        ones are left.
+        """
         for pool in (self._free, self._all):
             sequence = next((s for s in pool if s[: len(tokens)] == tokens), None)
             if sequence is not None:
@@ -139,7 +141,7 @@ class ForcedTokens:
 
 
 def _real(inputs: dict[str, Any], batch: int, width: int) -> list[tuple[int, int]]:
-    """Where the real tokens of each row start and stop, by the mask beside them."""
+    """(start, stop) of the real tokens of each row, from the attention mask."""
     best = next(
         (
             (n, t)
@@ -159,7 +161,7 @@ def _real(inputs: dict[str, Any], batch: int, width: int) -> list[tuple[int, int
 
 
 def _place(logits: Any, ids: Any, row: int, stop: int) -> tuple[int, ...]:
-    """Where the logits of a row's last token lie."""
+    """Index of the logits of a row's last token."""
     if logits.ndim == 3:
         return row, max(stop - (ids.shape[1] - logits.shape[1]), 1) - 1
     return (row,) if ids.ndim == 2 else (logits.shape[0] - 1,)

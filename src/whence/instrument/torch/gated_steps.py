@@ -1,10 +1,10 @@
-"""Skips calls in steps that are not recorded, and counts steps.
+"""Skips the calls of steps that are not recorded, and counts steps.
 
-Reads loss and gradient norm of every step, whether it is recorded or not: the tensor that
-`backward()` is called on, and the norm that the program takes to clip by.
+Reads loss and gradient norm of every step, recorded or not: the loss is the tensor that
+`backward()` is called on, the norm is the one that the program computes for clipping.
 
-Hears of the ends of all steps, also of those that a loss scaler leaves out because a gradient is
-not finite.
+Signals the end of every step, including those that a loss scaler skips because a gradient is not
+finite.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ _task = torch._C._current_graph_task_id
 
 
 class GatedSteps:
-    """The steps of a listener, of which some are recorded.
+    """Decides which steps of a listener are recorded.
 
-    A training step ends with the optimiser's step, one of inference with the outermost call;
-    between two of them nothing is decided anew. meet: what is known of a module that is called for
-    the first time.
+    A training step ends with the optimiser's step, an inference step with the outermost call; in
+    between the decision stays the same. meet: returns the `ModuleInfo` of a module that is called
+    for the first time.
     """
 
     def __init__(
@@ -62,7 +62,7 @@ class GatedSteps:
         session.selector.leave_steps()
 
     def install(self) -> None:
-        """Begin to listen: to values and signals."""
+        """Start observing loss, norm and signals."""
         self._values.install()
         if self._session.options.ring is not None:
             self._termination.install()
@@ -76,7 +76,9 @@ class GatedSteps:
     # ---- outermost calls
 
     def observing(self, record: Callable[..., Any]) -> Callable[..., Any]:
-        """What every call of a module goes through: to `record`, or past it."""
+        """The function through which every module call goes: it passes the call to `record`, or
+        runs it unrecorded.
+        """
         frames, thread = self._frames, self._frames.thread
 
         def observe(previous: Callable[..., Any], module: Any, args: Args, kwargs: Kwargs) -> Any:
@@ -99,7 +101,9 @@ class GatedSteps:
         return observe
 
     def _passes(self, module: Any) -> bool:
-        """Decide about an outermost call: does it pass unrecorded? It is counted then."""
+        """Decide about an outermost call: returns whether it runs unrecorded. Such a call is
+        counted here.
+        """
         frames = self._frames
         if self._session.failed:
             frames.active = frames.asleep = False
@@ -128,7 +132,7 @@ class GatedSteps:
         return True
 
     def ended(self) -> None:
-        """An outermost call has returned, recorded or not."""
+        """Note that an outermost call has returned, recorded or not."""
         if self._before is not None:
             self._frames.active, self._frames.asleep = self._before
             self._before = None
@@ -137,7 +141,9 @@ class GatedSteps:
 
     @property
     def _is_training(self) -> bool:
-        """Is some root between its first forward pass of a step and the optimiser's step?"""
+        """Whether some root is between its first forward pass of a step and the optimiser's
+        step.
+        """
         return any(root.trained for root in self._modules.roots.values())
 
     # ---- steps
@@ -152,7 +158,7 @@ class GatedSteps:
         return sink
 
     def step_ended(self) -> None:
-        """A step has ended."""
+        """Note the end of a step."""
         self._values.step_ended()
         if self._ring is not None:
             self._registry.staging.drain()
@@ -169,10 +175,10 @@ _NORMS = ("_get_total_norm", "get_total_norm")
 
 
 class _WatchedValues:
-    """Hands loss and gradient norm to a watcher.
+    """Passes loss and gradient norm to a watcher.
 
-    A value on an accelerator is copied without waiting for it, and handed on when it has arrived: a
-    step later, mostly. Where the program takes no norm and a condition names it, it is taken here
+    A value on an accelerator is copied asynchronously and passed on when it has arrived, usually
+    one step later. If a condition needs the norm and the program computes none, it is computed here
     before the optimiser's step.
     """
 
@@ -184,7 +190,7 @@ class _WatchedValues:
         self._has_norm = False
 
     def install(self) -> None:
-        """Begin to read what a condition is about."""
+        """Start reading the values that conditions use."""
         if self._watcher.may_use(Quantity.LOSS):
             self._wrap(torch.autograd, "backward", self._around_backward)
         if self._watcher.may_use(Quantity.NORM):
@@ -196,14 +202,16 @@ class _WatchedValues:
             self._hooks.append(call_before_steps(self._before_step))
 
     def remove(self) -> None:
-        """Stop reading. A wrapper that somebody wrapped in turn stays, and does nothing."""
+        """Stop reading. If another tool has wrapped a wrapper, it stays in place and does
+        nothing.
+        """
         put_back(self._undo)
         while self._hooks:
             self._hooks.pop().remove()
         self._arriving.clear()
 
     def step_ended(self) -> None:
-        """Hand on what has arrived."""
+        """Pass on the values that have arrived."""
         self._has_norm = False
         while self._arriving and self._arriving[0][2].query():
             quantity, value, _ = self._arriving.popleft()
@@ -278,8 +286,8 @@ _STEPS = "_maybe_opt_step"
 
 
 def call_after_steps(ended: Callable[[Any, bool], None]) -> Any:
-    """Call `ended` with every optimiser that has stepped, and whether a `GradScaler` left the step
-    out. Returns a handle whose `remove` ends this.
+    """Call `ended(optimizer, is_skipped)` after every optimiser step; is_skipped: a `GradScaler`
+    skipped it. Returns a handle whose `remove` ends this.
     """
     from torch.optim.optimizer import register_optimizer_step_post_hook
 
@@ -298,13 +306,13 @@ class _Handles:
         self._handles = handles
 
     def remove(self) -> None:
-        """Stop hearing."""
+        """Remove all handles."""
         for handle in self._handles:
             handle.remove()
 
 
 class _SkippedSteps:
-    """The method of `GradScaler` that steps or does not, wrapped."""
+    """Wraps the method of `GradScaler` that decides whether to step."""
 
     def __init__(self, skipped: Callable[[Any], None]) -> None:
         self._previous = previous = getattr(torch.amp.GradScaler, _STEPS, None)
@@ -331,6 +339,6 @@ class _SkippedSteps:
         setattr(torch.amp.GradScaler, _STEPS, wrapper)
 
     def remove(self) -> None:
-        """Put the method back, unless somebody wrapped it in turn."""
+        """Restore the method, unless another tool has wrapped it."""
         if self._previous is not None and getattr(torch.amp.GradScaler, _STEPS) is self._wrapper:
             setattr(torch.amp.GradScaler, _STEPS, self._previous)

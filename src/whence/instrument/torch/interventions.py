@@ -1,9 +1,8 @@
-"""Changes a program on purpose while it is captured: outputs of chosen calls are a reference run's,
-or a fault is planted.
+"""Changes a program deliberately while it is captured: replaces outputs of chosen calls by those of
+a reference run, or plants a fault.
 
-A capture without a patch and without a fault never comes here. What is changed is written into the
-run: every patched call carries a note, and what could not be changed is a note with the reason,
-never an error in the program.
+Used only in captures with a patch, a fault or forced tokens. Every patched call carries a note in
+the run. What could not be changed becomes a note with the reason, never an error in the program.
 """
 
 from __future__ import annotations
@@ -28,10 +27,10 @@ from whence.records import PATCHED, Call, Run
 
 
 class Interventions:
-    """What one capture changes. points: as `--patch` has them, read from `reference`; fault: as
-    `--inject` has it, or "".
+    """The changes of one capture. points: as given to `--patch`, read from `reference`; fault: as
+    given to `--inject`, or "".
 
-    forced: tokens the program goes on with, None for its own.
+    forced: tokens that replace those the program chooses, None to leave them alone.
     """
 
     def __init__(
@@ -55,8 +54,8 @@ class Interventions:
             }
 
     def met(self, root: str, module: Any) -> None:
-        """A root is there, none of its calls was seen yet: the fault is planted when its site lies
-        in it.
+        """Called for a new root before its first call: plants the fault if its site is in this
+        root.
         """
         fault = self._fault
         if fault is None or self._undo or fault.root not in ("", root):
@@ -76,8 +75,8 @@ class Interventions:
         self._session.note("fault", f"{fault.kind} planted in {fault.site}: {words}", fault.site)
 
     def left(self, frame: Any, out: Any) -> Any:
-        """What a call returns instead of `out`. frame: the call that ends, as the listener holds
-        it.
+        """The value that a call returns in place of `out`, patched if it was chosen. frame: the
+        call that ends, as the listener keeps it.
         """
         if self._reference is None:
             return out
@@ -119,18 +118,18 @@ class Interventions:
         return replaced
 
     def taken(self, frame: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> Any:
-        """What the program gets instead of `out`, which is recorded: logits that leave it no
-        choice, where tokens are forced.
+        """The value that the program gets in place of `out`, after `out` was recorded: where tokens
+        are forced, logits that allow only the forced token.
         """
         return out if self._forced is None else self._forced.left(frame, args, kwargs, out)
 
     def undo(self) -> None:
-        """Take the fault out again. Idempotent: a forked child comes here twice."""
+        """Remove the planted fault. Idempotent, since a forked child calls it a second time."""
         while self._undo:
             self._undo.pop()()
 
     def finish(self) -> None:
-        """Take the fault out again, and say what was done and what never came."""
+        """Remove the planted fault, and note what was changed and what could not be changed."""
         planted = bool(self._undo)
         self.undo()
         if self._forced is not None:
@@ -218,7 +217,9 @@ class _Refused(Exception):
 
 
 class _StraightThrough(torch.autograd.Function):  # type: ignore[misc]
-    """The reference's values forward, the gradient of the replaced tensor backward."""
+    """Gives the reference's values in the forward pass, and passes the gradient to the replaced
+    tensor in the backward pass.
+    """
 
     @staticmethod
     def forward(_context: Any, _tensor: Any, value: Any) -> Any:

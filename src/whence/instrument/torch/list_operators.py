@@ -1,6 +1,7 @@
-"""Operators on lists of tensors (`_foreach_mul_`, `_fused_adamw_`) as what they do for each tensor.
+"""Splits operators on lists of tensors (`_foreach_mul_`, `_fused_adamw_`) into one operator for
+each tensor.
 
-What is recorded of one tensor then does not depend on the others of its list.
+The recording of one tensor then does not depend on the others in its list.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import torch
 
 _LISTS = ("_foreach_", "_fused_")
 _OVERLOADS = {"Scalar": "Scalar", "Tensor": "Tensor", "List": "Tensor", "ScalarList": "Scalar"}
-"""Of an operator on a list of tensors, and of that on one."""
+"""Overload of an operator on a list -> overload of the operator on one tensor."""
 
 
 UNSCALES = torch.ops.aten._amp_foreach_non_finite_check_and_unscale_.default
@@ -23,26 +24,25 @@ _ON_ONE = {
 
 
 class OneOfList(NamedTuple):
-    """What an operator on lists does for the tensors at one place of them: an operator with its
-    arguments.
-    """
+    """What an operator on lists does at one index of the lists: an operator with its arguments."""
 
     func: Any
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
 
     def result(self, place: int, out: Any) -> Any:
-        """What it would have returned. out: what the operator on lists returned."""
+        """The result of this operator. out: what the operator on lists returned."""
         if out is not None:
             return [out[place]]
         return self.args[0] if self.func._schema.returns else None
 
 
 def one_by_one(func: Any, args: Any, kwargs: Any) -> list[OneOfList]:
-    """What this call does for each place of its lists, [] of an operator that takes none.
+    """The operators that this call amounts to, one for each index of its lists; [] for an operator
+    without lists.
 
-    `_foreach_mul_.Scalar` is `mul_.Scalar` of each; one that has no such counterpart is itself, on
-    lists of one tensor.
+    `_foreach_mul_.Scalar` becomes `mul_.Scalar` on each tensor; an operator without such a
+    counterpart stays as it is, on lists of one tensor.
     """
     if func is UNSCALES:
         gradients, _, inverse = args
@@ -77,7 +77,7 @@ def _on_one(func: Any) -> Any:
 
 
 def _item(value: Any, place: int, *, alone: bool) -> Any:
-    """What an argument holds for one place of the lists. alone: not in a list."""
+    """An argument for one index of the lists. alone: pass a tensor, not a list of one tensor."""
     if not isinstance(value, (list, tuple)):
         return value
     items = value[place : place + 1]

@@ -1,6 +1,7 @@
-"""Which tensor of a recorded call is which operand of its program.
+"""Maps the tensors of a recorded call to the operands of its program.
 
-A tensor is recognised by storage, offset, shape, strides and dtype (Python objects do not last).
+A tensor is recognised by storage, offset, shape, strides and dtype, since Python objects do not
+last.
 """
 
 from __future__ import annotations
@@ -28,8 +29,8 @@ class Stop(Exception):
 
 
 class RecordedOperation(NamedTuple):
-    """An operator that ran, with its arguments as operands. guard: the number it took out of a
-    tensor; schema: None of what the recorder put in.
+    """An operator that ran, with its arguments as operands. guard: the number that it took out of a
+    tensor; schema: None for an operation that the recorder added itself.
     """
 
     name: str
@@ -40,8 +41,8 @@ class RecordedOperation(NamedTuple):
 
 
 def layout(tensor: Any) -> tuple[Any, ...]:
-    """What a tensor is recognised by while its storage lives. A lazy conjugate is another tensor
-    over the same memory.
+    """The key by which a tensor is recognised while its storage lives. A lazy conjugate over the
+    same memory has another key.
     """
     return (
         tensor.untyped_storage()._cdata,
@@ -54,17 +55,17 @@ def layout(tensor: Any) -> tuple[Any, ...]:
 
 
 class OperandTable:
-    """Operands by the layout of their tensors, and the operations so far.
+    """The operands by the layout of their tensors, and the operations recorded so far.
 
-    find: gives the slot of a tensor that is visible in a way that is not known yet, "" when it is
-    not. watch_versions: stop where the version of a tensor says that something else wrote it; False
-    for code that may write through `.data`, whose versions count apart. versions: (version, epoch)
-    of a tensor when it was seen last; epochs: how often an operator wrote a storage. owners:
-    (operand, dtype, offset, elements) over a storage, for views that no operator made. pinned:
-    layouts of tensors that are float32 in a 16-bit run too. fixed: (input, axis, extent) that a
-    replay must share. hole: why an argument of the operator at hand is unknown. detached: of each
-    tensor that it is given, whether no gradient flows back through it. takes_shards:
-    follow operators on DTensors, which say what becomes of the whole tensor.
+    find: returns the slot of a tensor that is not known yet but visible to the call, "" for any
+    other. watch_versions: stop where a tensor's version shows a write without an operator; False
+    for code that may write through `.data`, which has its own version counter. versions: (version,
+    epoch) at the last sight of a tensor; epochs: number of operator writes to a storage. owners:
+    (operand, dtype, offset, elements) in a storage, for views that no operator made. pinned:
+    layouts of tensors that stay float32 in a 16-bit run. fixed: (input, axis, extent) that a replay
+    must share. hole: why an argument of the current operator is unknown. detached: for each tensor
+    argument of the current operator, whether it requires no gradient. takes_shards: follow
+    operators on DTensors as operators on the whole tensor.
     """
 
     def __init__(self, find: Callable[[Any], str] | None, *, watch_versions: bool = True) -> None:
@@ -94,7 +95,7 @@ class OperandTable:
         self.base: Any = None
 
     def forget_tensors(self) -> None:
-        """Let go of everything that refers to tensors, but the constants."""
+        """Drop all references to tensors except constants."""
         self.operands, self.versions, self.alive = {}, {}, {}
         self.owners, self.params = {}, {}
 
@@ -125,7 +126,7 @@ class OperandTable:
         return operand
 
     def renew(self, slot: str, tensor: Any, key: tuple[Any, ...]) -> None:
-        """From here on this tensor is an input."""
+        """Treat this tensor as an input from here on."""
         if self.operands.pop(key, None) is not None:
             self.replaced.add(key[0])
             self.owners.pop(key[0], None)
@@ -141,12 +142,12 @@ class OperandTable:
         return operand
 
     def is_foreign(self, tensor: Any) -> bool:
-        """Is a tensor of a class whose operators cannot be followed?"""
+        """Whether the tensor is of a subclass whose operators cannot be followed."""
         is_whole = self.takes_shards and type(tensor).__name__ == "DTensor"
         return _is_in_parts(tensor) and not is_whole
 
     def is_plain(self, tensor: Any) -> bool:
-        """Can a program read this tensor?"""
+        """Whether a program can read this tensor."""
         return is_strided(tensor) and not self.is_foreign(tensor)
 
     def require_plain(self, tensor: Any, name: str) -> None:
@@ -170,9 +171,9 @@ class OperandTable:
     def adopt_result(
         self, tensor: Any, key: tuple[Any, ...], operand: Operand, *, unwritten: bool
     ) -> bool:
-        """The result of an operation is this operand. Returns whether its memory is new.
+        """Register the result of an operation under `operand`. Returns whether its memory is new.
 
-        unwritten: by an operator that makes memory and writes nothing.
+        unwritten: the operator allocates memory and writes nothing to it.
         """
         fresh = key[0] not in self.alive
         if fresh:
@@ -187,8 +188,7 @@ class OperandTable:
         return fresh
 
     def hold(self, tensor: Any, storage: int) -> int:
-        # A weak reference pins the storage's address, not its bytes, so that no later storage is
-        # taken for this one.
+        # A weak reference keeps the address of the storage from being reused, but frees its bytes.
         if storage not in self.alive:
             self.alive[storage] = StorageWeakRef(tensor.untyped_storage())
         return storage
@@ -219,8 +219,8 @@ class OperandTable:
         return operand
 
     def _provenance(self, tensor: Any, key: tuple[Any, ...]) -> Operand:
-        """An operand for a tensor that no operator handed out: another view of known memory, a
-        parameter cast by autocast, or nothing.
+        """The operand of a tensor that no operator returned: another view of known memory, a
+        parameter cast by autocast, a tensor that `find` knows, or else a hole with the reason.
         """
         for operand, dtype, offset, count in self.owners.get(key[0], ()):
             span = (
@@ -277,7 +277,7 @@ class OperandTable:
         return self.operands[key]
 
     def poison(self, storage: int, reason: str) -> None:
-        """Nothing is known any more of the tensors over this memory."""
+        """Make all tensors over this memory unknown. reason: why."""
         for key in self.operands:
             if key[0] == storage:
                 self.operands[key] = {"hole": reason}
@@ -297,7 +297,7 @@ class OperandTable:
         return operand
 
     def add(self, name: str, *args: Any, **kwargs: Any) -> Operand:
-        """An operation that the recorder puts in: to its result."""
+        """Append an operation of the recorder's own. Returns its result as an operand."""
         self.operations.append(RecordedOperation(name, args, kwargs))
         return {"op": [len(self.operations) - 1, 0]}
 
@@ -312,7 +312,7 @@ class OperandTable:
         return _setting(value)
 
     def _argument(self, tensor: Any) -> Operand:
-        """A tensor that an operator is given."""
+        """The operand of a tensor argument of an operator."""
         self.detached.append(not tensor.requires_grad)
         return self.ref(tensor)
 
@@ -342,22 +342,26 @@ class OperandTable:
 
 
 def _is_in_parts(tensor: Any) -> bool:
-    """Is a tensor of a class that holds others?"""
+    """Whether the tensor is of a subclass that consists of other tensors."""
     return hasattr(tensor, "__tensor_flatten__")
 
 
 def is_strided(tensor: Any) -> bool:
-    """Has a tensor plain memory, of a dtype that is known?"""
+    """Whether the tensor is strided and of a known dtype."""
     return tensor.layout is torch.strided and tensor.dtype in NAMES
 
 
 def is_plain(tensor: Any) -> bool:
-    """Is a tensor of plain memory, and of a class without parts?"""
+    """Whether the tensor is strided, of a known dtype, and no subclass that consists of other
+    tensors.
+    """
     return is_strided(tensor) and not _is_in_parts(tensor)
 
 
 def _setting(value: Any) -> Any:
-    """An argument that is not a tensor, as an operand. May raise Stop."""
+    """An argument that is not a tensor, as an operand. Raises Stop for one that cannot be
+    recorded.
+    """
     if isinstance(value, float):
         number = float(value)
         return (

@@ -23,11 +23,10 @@ _MAX_TEXT = 1000
 class OperatorCall:
     """A call of an operator that is being recorded. inputs: (slot, tensor), in schema order.
 
-    site: (frame or region it is in, scope, phase, order of the forward operator that an operator of
-    a backward pass belongs to or -1, source line). called: what it is called with, positional and
-    by name. sights: (record, edge, form) by slot. It
-    is what a tensor is sighted by: scope, op_type and keep say for whom and whether elements are
-    wanted.
+    site: (enclosing frame or region, scope, phase, order of the forward operator if this is its
+    backward operator, else -1, source line). called: positional and named arguments. sights:
+    (record, edge, form) by slot. Serves as the `Sighter` of its tensors: scope, op_type and keep
+    tell for which call they are recorded and whether elements are wanted.
     """
 
     __slots__ = (
@@ -63,8 +62,8 @@ class OperatorCall:
 
     @property
     def number(self) -> str:
-        """Its place in the tree: operators are counted apart from modules, so that these have the
-        numbers they always have.
+        """Its number in the call tree. Operators are counted separately from modules, so that
+        modules keep the numbers they have without operators.
         """
         return (
             f"op{self.place}" if self.above.number == "0" else f"{self.above.number}_op{self.place}"
@@ -73,7 +72,7 @@ class OperatorCall:
     # ---- before it runs
 
     def take(self) -> None:
-        """Sort what it was called with."""
+        """Sort the arguments into tensors (`inputs`) and plain values (`arguments`)."""
         args, kwargs = self.called
         inputs, arguments, slots = self.inputs, self.arguments, self.overload.slots
         for name, value in zip(self.overload.positional, args):
@@ -107,7 +106,7 @@ class OperatorCall:
 
     @property
     def named_arguments(self) -> dict[str, Any]:
-        """What it was called with, by name."""
+        """All arguments by name."""
         if self._named_arguments is None:
             args, kwargs = self.called
             self._named_arguments = dict(zip(self.overload.positional, args)) | kwargs
@@ -133,7 +132,7 @@ class OperatorCall:
         return {"slot": slot}
 
     def _encoded(self, value: Any) -> Any:
-        """In the encoding of `records.Operation`, devices by their names."""
+        """A value in the encoding of `records.Operation`, devices by name."""
         if value is None or value is True or value is False or type(value) is int:
             return value
         if isinstance(value, float):
@@ -166,7 +165,7 @@ class OperatorCall:
         return {"object": type(value).__name__}
 
     def states(self) -> Iterator[tuple[str, Any]]:
-        """(device type, state of the generator) where it draws random numbers."""
+        """(device type, generator state) if this call draws random numbers."""
         if not self.overload.random or not self.overload.draws(self.named_arguments):
             return
         self.unseen = self.unseen or NoProgram.RANDOM.value
@@ -194,7 +193,9 @@ class OperatorCall:
             yield device.type, module.get_rng_state(device)
 
     def see(self, slot: str, sight: tuple[Any, str, Any], why: str) -> None:
-        """A tensor was sighted: (record, edge, look). why: its elements say nothing."""
+        """Add a tensor that was recorded. sight: (record, edge, form). why: reason why its elements
+        have no meaning, "" if they have.
+        """
         self.sights[slot] = sight
         self.refs.append(Ref(slot, sight[0], sight[1]))
         if why and is_input(slot) and slot not in self.overload.overwritten:
@@ -203,8 +204,8 @@ class OperatorCall:
     # ---- after it ran
 
     def results(self, out: Any) -> list[tuple[str, Any, str]]:
-        """(slot, tensor, slot of the written argument that it is) of what it wrote, then of what it
-        returned.
+        """(slot, tensor, slot of the written argument that this tensor is, or "") of what the call
+        wrote, then of what it returned.
         """
         overload = self.overload
         if type(out) is _TENSOR and not overload.writes and not overload.statistics:
@@ -241,13 +242,13 @@ class OperatorCall:
         return [result for result in results if type(result[1]) is _TENSOR or answers(result[1])]
 
     def aliases(self, results: list[tuple[str, Any, str]]) -> tuple[tuple[str, str], ...]:
-        """Slots that share a storage, each with the first one of it, as far as the schema does not
-        say so.
+        """(first slot, slot) of tensors that share a storage where the schema does not already say
+        so.
         """
         view = self.overload.view
         if len(self.inputs) < 2 and not view:
             return ()
-        # Only a view shares memory with what went in, as far as a schema goes.
+        # By the schemas, only the result of a view shares memory with an input.
         candidates = (
             self.inputs + [(s, t) for s, t, _ in results if is_output(s)] if view else self.inputs
         )
@@ -277,7 +278,9 @@ class OperatorCall:
     # ---- figures of all calls of a signature
 
     def range_of(self, slot: str) -> Callable[[Statistics], None]:
-        """Takes the figures of a slot of this call; they may come later."""
+        """A function that adds figures to the range of a slot of this call; it may be called
+        later.
+        """
         if self.ranges is None:
             self.ranges = {}
         ranges = self.ranges.setdefault(slot, [None, None, 0, 0])
@@ -292,7 +295,7 @@ _TENSOR, _PARAMETER = torch.Tensor, torch.nn.Parameter
 
 
 def widen(ranges: list[Any], low: float | None, high: float | None, nan: int, inf: int) -> None:
-    """A range [min, max, NaN, Inf] takes in another."""
+    """Extend a range [min, max, NaN count, Inf count] in place by the figures of another tensor."""
     if low is not None:
         ranges[0] = low if ranges[0] is None else min(ranges[0], low)
     if high is not None:

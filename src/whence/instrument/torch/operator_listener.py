@@ -1,4 +1,6 @@
-"""Modes around the operators of one call of a module, the calls of other modules left out."""
+"""Modes that listen to the operators of one module call, without those of other modules that it
+calls.
+"""
 
 from __future__ import annotations
 
@@ -32,11 +34,11 @@ class _Dispatch(TorchDispatchMode):  # type: ignore[misc]
 
 
 class OperatorListener(ABC):
-    """Listens to what runs inside its `with` block, the calls of other modules left out (`pause`
-    before them, `resume` after).
+    """Listens to the operators inside its `with` block. Call `pause` before another module is
+    called and `resume` after it, to leave its operators out.
 
-    reason: why it no longer listens, "" while it does. autocast: dispatch keys of the devices that
-    autocast is on for.
+    reason: why it has stopped listening, "" while it listens. autocast: dispatch keys of the
+    devices with autocast on.
     """
 
     def __init__(self) -> None:
@@ -47,15 +49,15 @@ class OperatorListener(ABC):
 
     @abstractmethod
     def operator(self, func: Any, args: Any, kwargs: Any) -> Any:
-        """One operator at the dispatcher: runs it exactly once."""
+        """Handle one operator at the dispatcher, and run it exactly once."""
 
     def run(self, func: Any, args: Any, kwargs: Any) -> Any:
-        """Run an operator as it runs without a mode."""
+        """Run an operator as it would run without a mode."""
         with restored(func, self.autocast):
             return func(*args, **kwargs)
 
     def function_mode(self) -> TorchFunctionMode | None:
-        """A mode that listens at the torch-function level too, where one is wanted."""
+        """A further mode that listens at the torch-function level, None where none is wanted."""
         return None
 
     def __enter__(self) -> Self:
@@ -77,15 +79,14 @@ class OperatorListener(ABC):
             self._entered.pop().__exit__(kind, error, trace)
 
     def give_up(self, reason: str) -> None:
-        """Listen no more; the first reason counts."""
+        """Stop listening for good. The first reason given is kept."""
         self.reason = self.reason or reason
         self.over = True
 
     def abandon(self, reason: str = "calls other modules") -> None:
-        """Stop listening: a child module turned out to be called, or the region is not wanted.
-        Nothing is listened to from here on.
+        """Stop listening for good, because a child module is called or the region is not wanted.
 
-        The modes are taken off at once where they are on top, so that what runs next does not see
+        Modes on top of the stack are removed at once, so that code that runs next does not see
         them.
         """
         self.give_up(reason)
@@ -93,17 +94,17 @@ class OperatorListener(ABC):
 
     @property
     def listening(self) -> bool:
-        """Are modes of this listener around what runs now?"""
+        """Whether modes of this listener are active on the current thread."""
         return bool(self._entered)
 
     def pause(self) -> None:
-        """Another module is called next: take the modes off."""
+        """Remove the modes before another module is called."""
         self._take_off()
         if self._entered:
             self.give_up("calls a module inside a mode of its own")
 
     def resume(self) -> None:
-        """Listen (again)."""
+        """Start or resume listening."""
         if self.over or self._entered:
             return
         for mode in (_Dispatch(self), self.function_mode()):

@@ -21,8 +21,8 @@ _programs: dict[tuple[Any, ...], tuple[Program | None, str]] = {}
 
 
 def program_of(call: OperatorCall, out: Any) -> tuple[Program | None, str]:
-    """The program of a call that returned `out`, or why there is none. Calls of one form share
-    it.
+    """The program of a call that returned `out`, or the reason why there is none. Calls of one form
+    share a program.
     """
     overload = call.overload
     if call.unseen:
@@ -53,7 +53,7 @@ def program_of(call: OperatorCall, out: Any) -> tuple[Program | None, str]:
 
 
 def _writes_into_another(call: OperatorCall) -> bool:
-    """Does a call write elements that another of its inputs holds too?"""
+    """Whether a call writes elements that another of its inputs also holds."""
     written_slots = tuple(f"input.{name}" for name in call.overload.writes)
     written = [(s, t) for s, t in call.inputs if s.startswith(written_slots)]
     return any(
@@ -64,7 +64,9 @@ def _writes_into_another(call: OperatorCall) -> bool:
 
 
 class _Memory:
-    """The bytes of a strided tensor, from the start of its storage on, for numpy to compare."""
+    """Describes the bytes of a strided tensor to numpy, counted from the start of its storage, for
+    `np.shares_memory`. The address is not real.
+    """
 
     def __init__(self, tensor: torch.Tensor) -> None:
         size = tensor.element_size()
@@ -78,7 +80,9 @@ class _Memory:
 
 
 def _share_elements(tensor: torch.Tensor, read: torch.Tensor) -> bool:
-    """Do two tensors hold a byte in common, as parts of one storage need not? Nothing is read."""
+    """Whether two tensors have a byte in common; parts of one storage need not. No element is
+    read.
+    """
     try:
         is_shared = tensor.untyped_storage()._cdata == read.untyped_storage()._cdata
     except (RuntimeError, NotImplementedError, AttributeError):
@@ -114,7 +118,7 @@ def _written(
         base=inputs.base,
         input_dtypes=tuple(inputs.dtypes),
         default_dtype=NAMES[torch.get_default_dtype()],
-        # An operator that moves its operand's axes has moved them by now.
+        # An in-place transpose has already changed the axes of its operand here.
         fixed=tuple(inputs.extents)
         if (overload.sizes or overload.overwritten) and overload.name not in METADATA_ONLY
         else (),
@@ -129,8 +133,8 @@ def _written(
 
 
 class _Inputs:
-    """Tensors of a call as inputs of its program. operands: by slot. extents: (input, axis, size)
-    of all of them. base: dtype of the first floating one.
+    """The tensors of a call as inputs of its program. operands: by slot. extents: (input, axis,
+    size) of all inputs. base: dtype of the first floating-point tensor.
     """
 
     def __init__(self) -> None:
@@ -142,7 +146,9 @@ class _Inputs:
         self.base = ""
 
     def add(self, slot: str, tensor: Any, overwritten: bool) -> None:
-        """Add a tensor. overwritten: what it holds does not matter, only its form."""
+        """Add a tensor. overwritten: the operator overwrites it, so only its shape, strides and
+        dtype matter.
+        """
         dtype = NAMES[tensor.dtype]
         if not self.base and tensor.is_floating_point():
             self.base = dtype
@@ -163,7 +169,7 @@ class _Inputs:
 def _outputs(
     call: OperatorCall, out: Any, operands: dict[str, Any], place: int
 ) -> tuple[tuple[str, Any], ...]:
-    """(slot, operand) of what the operation at `place` returns and writes."""
+    """(slot, operand) of what the operation at index `place` returns and writes."""
     outputs: list[tuple[str, Any]] = []
     position = 0
     for slot, _, _ in call.results(out):

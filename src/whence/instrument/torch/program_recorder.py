@@ -1,17 +1,15 @@
-"""Records what one region of an eager torch program ran, as a program: operators, argument graph,
-constants; data, never code.
+"""Records what one region of an eager torch program ran, as a program: operators, arguments and
+constants, as data without code.
 
 Listening happens at the dispatcher, below autograd and autocast, where an operator is an overload
-with a schema. One thing is not visible there: `x.float()` on a tensor that is float32 already runs
-no operator, yet in a 16-bit run of the same code it would widen. Such cast points are seen one
-level up, at the torch-function level, and become the operation "whence.cast".
+with a schema. One thing is invisible there: `x.float()` on a float32 tensor runs no operator, yet
+in a 16-bit run of the same code it would widen. Such casts are seen one level up, at the
+torch-function level, and become the operation "whence.cast".
 
-What cannot be followed (a tensor from nowhere, a random draw, a number taken out of a tensor past
-the dispatcher) ends the recording with a reason: the program of a region is whole or there is none.
-Nothing here changes the recorded code: every operator runs exactly once, also when the recorder
+If something cannot be followed (a tensor of unknown origin, a random draw, a number taken out of a
+tensor without the dispatcher), the recording ends with a reason: a region has a complete program or
+none. The recorded code is never changed: every operator runs exactly once, even if the recorder
 fails.
-
-What an operator that runs adds to the program that is recorded.
 """
 
 from __future__ import annotations
@@ -83,14 +81,14 @@ _PROFILER = "profiler"  # operators that compute nothing: they mark where a stre
 _PRINTING = {"__repr__", "__str__", "__format__"}
 _LIST = "tolist"
 _LONGEST_LIST = 1024
-"""Elements that are read one by one, where a list of them is."""
+"""Most elements of a tensor that are read one by one when the code turns it into a list."""
 _WATCHED = (
     {"to", "float", "type", "type_as", "__set__", _LIST} | _WIDENING | _NUMBERS_TAKEN | _PRINTING
 )
 
 
 class Recording(NamedTuple):
-    """What came of recording one call: a program with the tensors of its constants, in order, or
+    """The result of recording one call: a program with the tensors of its constants, in order, or
     the reason why there is none.
 
     program.constants is empty: whoever stores the constants puts their record ids there
@@ -114,18 +112,17 @@ class _Function(TorchFunctionMode):  # type: ignore[misc]
 
 
 class Recorder(OperatorListener):
-    """Records what runs inside its `with` block, the calls of other modules left out (`pause`
-    before them, `resume` after).
+    """Records the operators inside its `with` block, without those of other modules (`pause` before
+    their calls, `resume` after).
 
     inputs, params: the tensors that are visible to the call, by slot ("input.0",
-    "input.hidden_states", "param.weight", "param.running_mean"); a tensor that is both is an input.
-    casts: listen at the torch-function level too; False for code that asks `has_torch_function` and
-    would decide otherwise while someone listens (`asks_for_listeners`). find: gives the slot of a
-    tensor that is visible in another way (it hangs in a cache, it is a parameter of a module
-    below), "" when it is not. drawn: gives the slot of a tensor of random numbers that was just
-    drawn; without it what draws has no program. most: so many operators are recorded.
-    pools: those that the call was handed.
-    watch_versions: as `OperandTable` takes it.
+    "input.hidden_states", "param.weight", "param.running_mean"); a tensor that is both counts as an
+    input. casts: listen at the torch-function level too; False for code that asks
+    `has_torch_function` and would take another path (`asks_for_listeners`). find: returns the slot
+    of a tensor visible in another way (in a cache, a parameter of a module below), "" for any
+    other. drawn: returns the slot of a tensor of random numbers just drawn; without it, code that
+    draws has no program. most: limit on the number of operators. pools: those passed to the call.
+    watch_versions: as for `OperandTable`.
     """
 
     def __init__(
@@ -157,31 +154,31 @@ class Recorder(OperatorListener):
     def __enter__(self) -> Self:
         with self._guarded("starting to listen"):
             if torch.is_inference_mode_enabled() and torch._C._is_any_autocast_enabled():
-                # Composite operators arrive whole there, and whether autocast was on for what they
-                # call cannot be known.
+                # Composite operators are not decomposed in this mode, so it is unknown whether autocast
+                # applied to the operators that they call.
                 raise Stop(
                     "autocast under inference_mode cannot be listened to without changing it"
                 )
         return super().__enter__()
 
     def function_mode(self) -> TorchFunctionMode | None:
-        """Casts that run no operator are seen there."""
+        """The mode that sees casts that run no operator."""
         return _Function(self) if self._casts else None
 
     def knows(self, tensor: Any) -> bool:
-        """Was something over this tensor's memory met in the recording?"""
+        """Whether the recording knows a tensor over the same memory."""
         return self._table.is_plain(tensor) and (
             tensor.untyped_storage()._cdata in self._table.alive
         )
 
     def forget(self, tensors: Iterable[Any], reason: str) -> None:
-        """Something that cannot be followed may change these tensors."""
+        """Make these tensors unknown, because something that cannot be followed may change them."""
         with self._guarded("looking at what a message changes"):
             for tensor in tensors:
                 self._table.poison(tensor.untyped_storage()._cdata, reason)
 
     def child_enters(self, k: int, tensors: Sequence[tuple[str, Any]]) -> None:
-        """Child number k is called with these tensors (slot, tensor): outputs "k:slot" of this
+        """Child number k is called with these (slot, tensor): they become outputs "k:slot" of this
         call's own operators.
         """
         if not self.over:
@@ -189,8 +186,8 @@ class Recorder(OperatorListener):
                 self._children.enter(k, tensors)
 
     def child_leaves(self, k: int, tensors: Sequence[tuple[str, Any]]) -> None:
-        """Child number k is over and left these tensors (outputs, and what it changed): inputs
-        "k:slot" of what follows.
+        """Child number k has returned or changed these (slot, tensor): they become inputs "k:slot"
+        of the operators that follow.
         """
         if not self.over:
             with self._guarded("looking at what a module returned"):
@@ -210,9 +207,7 @@ class Recorder(OperatorListener):
         return recording
 
     def each(self, parts: Sequence[Wanted]) -> list[Recording]:
-        """As `so_far`, a program for each of these parts of what ran, or the reason why it has
-        none.
-        """
+        """For each of these parts, its program, or the reason why there is none."""
         recordings: list[Recording] = []
         reason = self.reason
         if not reason:
@@ -223,7 +218,7 @@ class Recorder(OperatorListener):
         return [Recording(None, [], reason) for _ in parts] if reason else recordings
 
     def so_far(self, outputs: Sequence[tuple[str, Any]], *, alone: bool = False) -> Recording:
-        """As `finish`, of a recording that may go on. alone: the program reads only what these
+        """Like `finish`, but the recording may go on. alone: the program reads only what these
         outputs depend on.
         """
         program: Program | None = None
@@ -244,23 +239,25 @@ class Recorder(OperatorListener):
         return Recording(program, constants, self.reason)
 
     def give_up(self, reason: str) -> None:
-        """Listen no more; nothing is kept of a recording that failed."""
+        """Stop listening for good and drop what was recorded."""
         super().give_up(reason)
         self._table.operations, self._table.constants = [], []
 
     def _guarded(self, doing: str, subject: Any = None) -> _Guarded:
-        """A block that may end the recording, and never breaks the recorded program."""
+        """A context for the recorder's own code: a failure in it ends the recording, but not the
+        recorded program.
+        """
         return _Guarded(self.give_up, doing, subject)
 
     def operator(self, func: Any, args: Any, kwargs: Any) -> Any:
-        """One operator at the dispatcher: runs it exactly once."""
+        """Handle one operator at the dispatcher, and run it exactly once."""
         pools = None if self.over or self._paused else self.pools
         if pools is not None and pools.holds([*args, *kwargs.values()]):
             return self._on_pools(pools, func, args, kwargs)
         return self._on_tensors(func, args, kwargs)
 
     def _on_pools(self, pools: Pools, func: Any, args: Any, kwargs: Any) -> Any:
-        """An operator that is given pools: runs it exactly once."""
+        """Record an operator with pools among its arguments, and run it exactly once."""
         access = PoolAccess()
         with self._guarded("looking at {}", func):
             schema, named = schema_of(func), named_arguments(func, args, kwargs)
@@ -280,7 +277,7 @@ class Recorder(OperatorListener):
         return out
 
     def _on_tensors(self, func: Any, args: Any, kwargs: Any) -> Any:
-        """An operator on tensors that are followed: runs it exactly once."""
+        """Record an operator on tensors that can be followed, and run it exactly once."""
         around: Any = contextlib.nullcontext()
         ready = None
         with self._guarded("looking at {}", func):
@@ -299,13 +296,13 @@ class Recorder(OperatorListener):
         return out
 
     def _learn_pool(self, pools: Pools, schema: OperatorSchema, named: Any, out: Any) -> None:
-        """What an operator reads of a pool that is known by this operator is an input."""
+        """Make the result of an operator an input if the operator shows that it reads a pool."""
         if pools.learn(schema, named, out):
             self._table.renew(pools.read(named, out), out, layout(out))
 
     def operator_as(self, run: Callable[[], Any], parts: Sequence[OneOfList]) -> Any:
-        """An operator on lists: runs it exactly once, and records what it does for each place of
-        them.
+        """Run an operator on lists exactly once, and record what it does at each index of the
+        lists.
         """
         ready: list[Any] = []
         with self._guarded("looking at {}", parts[0].func):
@@ -318,7 +315,7 @@ class Recorder(OperatorListener):
         return out
 
     def function(self, func: Any, args: Any, kwargs: Any) -> Any:
-        """One watched call at the torch-function level."""
+        """Handle one watched call at the torch-function level, and run it exactly once."""
         name, points, table = func.__name__, self._cast_points, self._table
         position, undo = len(table.operations), None
         explicit, paused = points.explicit, self._paused
@@ -355,7 +352,9 @@ class Recorder(OperatorListener):
 
 
 def _read_elements(tensor: Any) -> None:
-    """Reads each element of a tensor by an operator, as a list of them does outside any."""
+    """Read each element of a tensor by an operator, so that the recording sees what `tolist` reads
+    without operators.
+    """
     if tensor.numel() > _LONGEST_LIST:
         raise Stop(f"reads a list of {tensor.numel()} numbers (at most {_LONGEST_LIST})")
     for element in tensor.reshape(-1).unbind():
@@ -370,7 +369,7 @@ def _recording_of(split: SplitRecording, part: Wanted) -> Recording:
 
 
 class _Guarded:
-    """A block of the recorder's own code: what it raises ends the recording, with the reason.
+    """A block of the recorder's own code: an exception in it ends the recording, with the reason.
 
     doing: what the block does, with {} for `subject`.
     """
@@ -412,9 +411,9 @@ _COPY = "aten.copy_.default"
 class _OperatorRecording:
     """Adds operators to a table of operands; every method may raise `Stop`.
 
-    drawn: gives the slot of a tensor of random numbers that was just drawn. draws: those tensors.
-    lines: source line of each operation. detached: of each tensor that an operation is
-    given, by the place of the operation, whether it requires no gradient.
+    drawn: returns the slot of a tensor of random numbers just drawn. draws: those tensors. lines:
+    source line by operation. detached: by operation, for each tensor argument whether it requires
+    no gradient.
     """
 
     def __init__(
@@ -432,7 +431,7 @@ class _OperatorRecording:
     def before(
         self, func: Any, args: Any, kwargs: Any
     ) -> tuple[OperatorSchema, dict[str, Any], tuple[Any, ...], dict[str, Any], str]:
-        """What `after` needs beside the result: schema, arguments by name, arguments as operands,
+        """What `after` needs besides the result: schema, arguments by name, arguments as operands,
         and why one of them is unknown.
         """
         if not isinstance(func, torch._ops.OpOverload):
@@ -471,7 +470,7 @@ class _OperatorRecording:
         encoded_kwargs: Any,
         hole: str,
     ) -> None:
-        """An operator has run: its operation, and its results as operands."""
+        """Add the operation of an operator that has run, and its results as operands."""
         table, name = self._table, schema.name
         if self._is_no_operation(out, schema, named, encoded, hole):
             return
@@ -511,8 +510,8 @@ class _OperatorRecording:
             fresh = table.adopt_result(
                 tensor, key, {"op": [place, j]}, unwritten=schema.base in UNINITIALISED
             )
-            # Above this level a view is still to get its base's version counter, and a written
-            # tensor its next version.
+            # Only after this handler does torch give a view the version counter of its base, and a
+            # written tensor its next version.
             if mutated or schema.view or not fresh:
                 table.versions.pop(key, None)
             else:
@@ -521,8 +520,8 @@ class _OperatorRecording:
     def _returned(
         self, returning: Any, named: dict[str, Any], encoded: Any, encoded_kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Adds what an operator that writes into `out` computes. Returns the arguments of the copy
-        that puts it there.
+        """Add the functional operation of an operator that writes into `out`. Returns the arguments
+        of the copy into `out`.
         """
         table, given = self._table, dict(encoded_kwargs)
         written = given.pop("out")
@@ -535,8 +534,8 @@ class _OperatorRecording:
     def _is_no_operation(
         self, out: Any, schema: OperatorSchema, named: dict[str, Any], encoded: Any, hole: str
     ) -> bool:
-        """Does an operator add nothing to compute: it drew random numbers, its results are unknown,
-        or they are what it was given?
+        """Whether an operator adds no operation: it drew random numbers, its results are unknown,
+        or it returned its input.
         """
         if self._drawn is not None and draws(schema, named):
             draw = draw_of(schema, named, out)
@@ -547,11 +546,11 @@ class _OperatorRecording:
             outs = list(tensors_in(out))
             mutated = [t for n in written(schema, named) for t in tensors_in(named.get(n))]
             self._lost(out, outs, mutated, hole)
-        # Detached are the same elements: who uses them without a gradient shows in the using.
+        # A detached tensor has the same elements; each use notes whether it needs a gradient.
         return bool(hole) or schema.base == "detach"
 
     def _draw(self, draw: Draw, schema: OperatorSchema, encoded: Any, out: Any) -> None:
-        """Random numbers were drawn: they are an input of the program from here on."""
+        """Make drawn random numbers an input of the program."""
         table, tensor = self._table, draw.tensor
         key = layout(tensor)
         table.poison(key[0], "a view of a tensor that random numbers were written to")
@@ -570,8 +569,8 @@ class _OperatorRecording:
             table.emit("aten.native_dropout_backward.default", operands, {}, out[0], layout(out[0]))
 
     def _number_taken(self, out: Any, name: str) -> Any:
-        """A number that an operator took out of a tensor: what the code does next may depend on
-        it.
+        """Check a number that an operator took out of a tensor, and return it as a guard: what the
+        code does next may depend on it.
         """
         if not isinstance(out, (bool, int, float)):
             raise Stop(f"reads a {type(out).__name__} from a tensor ({name})")
@@ -581,7 +580,7 @@ class _OperatorRecording:
         return out
 
     def _note_modes(self, schema: OperatorSchema) -> None:
-        """The modes that decide how an operator computes."""
+        """Note the modes that influence how an operator computes."""
         if schema.composite and torch.is_inference_mode_enabled():
             self._table.notes.add("inference")
         if schema.base in BY_GRAD_MODE and torch.is_grad_enabled():
@@ -590,7 +589,7 @@ class _OperatorRecording:
             self._table.notes.add(DIFFERENTIATES)
 
     def _note_writes(self, mutated: list[Any]) -> None:
-        """An operator wrote these tensors."""
+        """Note that an operator wrote these tensors."""
         table = self._table
         for storage in {t.untyped_storage()._cdata for t in mutated}:
             if len(table.owners.get(storage, ())) > 1:
@@ -608,8 +607,8 @@ class _OperatorRecording:
         table.notes.add("in-place")
 
     def _lost(self, out: Any, outs: list[Any], mutated: list[Any], reason: str) -> None:
-        """An operator on something unknown, or a random one: what it makes is unknown, and what it
-        writes from now on.
+        """Make the results of an operator, and the memory it writes, unknown: it read something
+        unknown or drew random numbers.
         """
         if out is not None and not outs and not mutated:
             raise Stop(reason)  # a number: what the code does next may depend on it
@@ -622,8 +621,8 @@ class _OperatorRecording:
 
 @functools.cache
 def _returning(name: str) -> Any:
-    """The operator that returns what the one of this name writes into `out`, None where that
-    writes into nothing or several tensors, or has no such counterpart.
+    """The functional counterpart of an operator that writes into `out`. None for an operator
+    without `out`, with several outputs, or without a counterpart.
     """
     namespace, base, overload = name.split(".")
     packet = getattr(getattr(torch.ops, namespace), base)
@@ -657,9 +656,9 @@ _FILLED = {"zeros", "ones", "full", "new_zeros", "new_ones", "new_full", "scalar
 
 
 class CastPoints:
-    """Casts of float32 to float32, which run no operator, as operations "whence.cast".
+    """Records casts of float32 to float32, which run no operator, as operations "whence.cast".
 
-    explicit: `.float()` runs now.
+    explicit: `.float()` is running.
     """
 
     def __init__(self, table: OperandTable) -> None:
@@ -668,7 +667,9 @@ class CastPoints:
         self.explicit = False
 
     def is_pinned(self, facts: OperatorSchema, named: dict[str, Any], outs: list[Any]) -> bool:
-        """Would the result be float32 in a 16-bit run too? Only asked of float32 recordings."""
+        """Whether the result would stay float32 in a 16-bit run. Meaningful for float32 recordings
+        only.
+        """
         if self._table.base is not torch.float32 or not any(t.dtype is torch.float32 for t in outs):
             return False
         if facts.base in _FILLED or facts.base.endswith("_like"):
@@ -682,8 +683,8 @@ class CastPoints:
     def record_cast(
         self, facts: OperatorSchema, encoded: Any, named: dict[str, Any], outs: list[Any]
     ) -> bool:
-        """Record a cast operator as a cast point where a 16-bit run would tell them apart; False:
-        record it as it is.
+        """Record a cast operator as a cast point where a 16-bit run needs the distinction. Returns
+        False if it should be recorded unchanged.
         """
         source, result = named.get("self"), outs[0] if outs else None
         if (
@@ -714,8 +715,8 @@ class CastPoints:
         return True
 
     def add(self, tensor: Any, way: str) -> None:
-        """A cast of float32 to float32. way: "up" (stays float32 in 16 bit), "back" (to the working
-        dtype), "" (by turns).
+        """Record a cast of float32 to float32. way: "up" (stays float32 in 16 bit), "back" (to the
+        working dtype), "" (the opposite of the last one).
         """
         key = layout(tensor)
         pinned = key in self._table.pinned
@@ -730,7 +731,9 @@ class CastPoints:
         (self._table.pinned.add if way == "up" else self._table.pinned.discard)(key)
 
     def widened(self, args: Any, kwargs: Any) -> tuple[tuple[Any, ...], Operand] | None:
-        """`softmax(x, dtype=float32)` of a float32 x: x is widened for this call only."""
+        """For `softmax(x, dtype=float32)` of a float32 x: widen x for this call only. Returns what
+        is needed to undo that, None where nothing was done.
+        """
         if self._table.base is not torch.float32:
             return None
         dtypes = [v for v in (*args, *kwargs.values()) if isinstance(v, torch.dtype)]
@@ -749,7 +752,9 @@ class CastPoints:
         return key, source
 
     def unmoved(self, name: str, args: Any, kwargs: Any, caller: Any) -> None:
-        """A cast that returned its own tensor: no operator ran. caller: the frame that cast."""
+        """Record a cast that returned its argument and ran no operator. caller: the frame that
+        called it.
+        """
         tensor = args[0]
         if self._table.base is not torch.float32 or tensor.dtype is not torch.float32:
             return
@@ -758,8 +763,8 @@ class CastPoints:
             return
         others = [v for v in (*args[1:], *kwargs.values()) if isinstance(v, torch.Tensor)]
         if others:
-            # `h.type_as(x)` after `h = x.float()`: x is h's own tensor, and what is meant is x
-            # before it was widened.
+            # `h.type_as(x)` after `h = x.float()`: x and h are one tensor, and the cast goes to the
+            # dtype of x before it was widened.
             self.add(
                 tensor, "up" if layout(others[0]) in self._table.pinned - self._raised else "back"
             )

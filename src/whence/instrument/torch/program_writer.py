@@ -1,8 +1,7 @@
-"""Writes a recorded program: the operations its outputs depend on, renumbered, with sizes that
-follow its inputs.
+"""Writes the program of a recording: the operations that its outputs depend on, renumbered, with
+sizes expressed by the extents of its inputs where they follow them.
 
-Sizes in a recorded program that follow the extents of its inputs, and extents that may not
-change.
+Extents that must stay the same on replay are noted as fixed or equal.
 """
 
 from __future__ import annotations
@@ -35,9 +34,9 @@ from whence.records.slots import is_mutated, is_of_child, split_child
 class ChildCalls:
     """Calls of other modules between the operators of a program.
 
-    calls: (number, operations before it). lines: source line of each. handed: (slot, operand, copy
-    of it) of what they were given, and of what was written into pools. same_tensors: (slot given,
-    slot returned) of one tensor.
+    calls: (child number, number of operations before it). lines: source line of each. handed:
+    (slot, operand, operand of a copy) of tensors passed to them, and of those written into pools.
+    same_tensors: (slot passed in, slot returned) of one and the same tensor.
     """
 
     def __init__(self, table: OperandTable) -> None:
@@ -49,7 +48,9 @@ class ChildCalls:
         self.same_tensors: list[tuple[str, str]] = []
 
     def enter(self, k: int, tensors: Sequence[tuple[str, Any]]) -> None:
-        """Child number k is called with these tensors (slot, tensor). May raise Stop."""
+        """Child number k is called with these (slot, tensor). Raises Stop where they cannot be
+        followed.
+        """
         table = self._table
         self._inputs = {}
         for slot, tensor in tensors:
@@ -60,24 +61,28 @@ class ChildCalls:
         for slot, tensor in tensors:
             key = layout(tensor)
             if table.operands.get(key, {}).keys() & {"op", "const"}:
-                # It can be seen from here on: what follows starts from it, not from what it was
-                # made of.
+                # From here on the tensor is visible: later operations read it as an input, not
+                # the operations that made it.
                 pinned = key in table.pinned
                 table.renew(f"{k}:{slot}", tensor, key)
                 (table.pinned.add if pinned else table.pinned.discard)(key)
 
     def hand(self, slot: str, tensor: Any) -> None:
-        """A tensor leaves the call's own operators here. May raise Stop."""
+        """Record that a tensor leaves the call's own operators. Raises Stop where it cannot be
+        followed.
+        """
         table = self._table
         operand = table.boundary(tensor)
-        # What is written in place later must not change what was handed on.
+        # A later in-place write must not change the tensor that was passed on, hence the copy.
         copy = {"op": [len(table.operations), 0]}
         if "hole" not in operand:
             table.operations.append(RecordedOperation("aten.clone.default", (operand,), {}))
         self.handed.append((slot, operand, copy))
 
     def leave(self, k: int, tensors: Sequence[tuple[str, Any]]) -> None:
-        """Child number k left these tensors (slot, tensor). May raise Stop."""
+        """Child number k returned or changed these (slot, tensor). Raises Stop where they cannot be
+        followed.
+        """
         table = self._table
         for slot, tensor in tensors:
             if not table.is_plain(tensor):
@@ -93,8 +98,9 @@ class ChildCalls:
 class _Operations(NamedTuple):
     """The operations of a recording that its outputs depend on.
 
-    order: their numbers. written: (name, arguments, named arguments, guard) of each.
-    fixed: extents that a replay must share; agreeing: (input, axis, input, axis) of one extent.
+    order: their indices. written: (name, arguments, named arguments, guard) of each. used: operands
+    that they refer to. fixed: extents that a replay must share; agreeing: (input, axis, input,
+    axis) of equal extents.
     """
 
     order: list[int]
@@ -111,8 +117,8 @@ def _needed(
     *,
     alone: bool,
 ) -> _Operations:
-    """The operations that `results` depend on: all of them where memory is written in place. alone:
-    sizes follow no other inputs than those that these operations read.
+    """The operations that `results` depend on, or all where memory is written in place. alone: let
+    sizes follow only inputs that these operations read.
     """
     operations, used = table.operations, UsedOperands()
     ends = [operand for _, operand in results]
@@ -139,7 +145,7 @@ def _needed(
 
 
 def _read_by(table: OperandTable, order: Sequence[int]) -> set[int]:
-    """The inputs whose elements these operations read."""
+    """Indices of the inputs that these operations read."""
     used = UsedOperands()
     for place in order:
         _, args, kwargs, *_ = table.operations[place]
@@ -158,12 +164,11 @@ def write_program(
 ) -> tuple[Program, list[Any]]:
     """The program of a recording, and the tensors of its constants.
 
-    lines: source line of each operation. detached: of each tensor that an operation is given, by
-    place, whether it requires no gradient. draws: its inputs that are random numbers. outputs:
-    (slot, tensor after the call). alone: only what these outputs depend on is read. Raises Stop
-    where there is no program.
+    lines: source line of each operation. detached: by operation, for each tensor argument whether
+    it requires no gradient. draws: the inputs that are random numbers. outputs: (slot, tensor after
+    the call). alone: read only what these outputs depend on. Raises Stop where there is no program.
     """
-    # Of a call between whose operators others lie, each output stands for itself.
+    # In a call with child calls each output is followed separately.
     results, lost = _outputs(table, children, outputs, not children.calls)
     order, recorded, used, fixed, agreeing = _needed(table, children, results, alone=alone)
     inputs = sorted(used.inputs)
@@ -171,7 +176,7 @@ def write_program(
     numbers = {old: new for new, old in enumerate(order)}
     constants = {old: new for new, old in enumerate(sorted(used.constants))}
     rename = functools.partial(renumbered, numbers, places, constants)
-    # Composite operators choose their way by what requires grad.
+    # Composite operators choose their code path by requires_grad.
     inference, notes = "inference" in table.notes, table.notes - {"inference", "under grad"}
     used_slots = {table.inputs[k] for k in inputs} | used.params
     notes |= {"guard"} if any(o.guard is not None for o in table.operations) else set()
@@ -206,7 +211,7 @@ def write_program(
         draws=tuple(draw for draw in draws if draw.slot in used_slots),
     )
     tensors = [table.constants[old] for old in sorted(used.constants)]
-    # Equal code at other lines is the same program.
+    # The digest excludes source lines: equal code at other lines is the same program.
     named_lines = tuple(lines.get(old, "") for old in order)
     return msgspec.structs.replace(
         program,
@@ -253,8 +258,8 @@ def content_digest(program: Program, constants: Sequence[Any]) -> str:
 
 
 def _detached(table: OperandTable, detached: Mapping[int, Sequence[bool]]) -> list[tuple[int, int]]:
-    """(operation, which of the tensors that it is given) where an operation uses what depends on a
-    tensor with a gradient, and no gradient flows back: detached, or made without autograd.
+    """(operation, index among its tensor arguments) of each argument that depends on a tensor with
+    a gradient but passes none back: it was detached or made without autograd.
     """
     cuts: list[tuple[int, int]] = []
     carry: set[int] = set()
@@ -269,7 +274,7 @@ def _detached(table: OperandTable, detached: Mapping[int, Sequence[bool]]) -> li
 
 
 def _carries(table: OperandTable, carry: set[int], kind: str, value: Any) -> bool:
-    """Does an operand depend on a tensor with a gradient?"""
+    """Whether an operand depends on a tensor with a gradient."""
     if kind == "op":
         return value[0] in carry
     return (
@@ -280,7 +285,7 @@ def _carries(table: OperandTable, carry: set[int], kind: str, value: Any) -> boo
 
 
 def _live(table: OperandTable, operands: list[Operand]) -> set[int]:
-    """Operations the outputs depend on, and guards with what they depend on."""
+    """The operations that the outputs depend on, with all guards and what those depend on."""
     keep: set[int] = set()
     todo = [o["op"][0] for o in operands if "op" in o]
     todo += [i for i, op in enumerate(table.operations) if op[3] is not None]
@@ -296,7 +301,7 @@ def _live(table: OperandTable, operands: list[Operand]) -> set[int]:
 
 
 class UsedOperands:
-    """What the arguments of operations refer to."""
+    """The operations, inputs, parameters and constants that arguments refer to."""
 
     def __init__(self) -> None:
         self.inputs: set[int] = set()
@@ -325,7 +330,7 @@ def renumbered(
     kind: str,
     place: Any,
 ) -> Any:
-    """An operand with the numbers that operations, inputs and constants have in the program."""
+    """An operand with operations, inputs and constants renumbered as in the program."""
     if kind == "op":
         return {"op": [operations[place[0]], place[1]]}
     if kind == "dim":
@@ -357,7 +362,9 @@ _SIZE_ARGUMENTS = {
 
 
 class _ProgramSizes:
-    """calls: (number, operations before it) of the calls of other modules."""
+    """Expresses sizes by the extents of inputs. calls: (number, operations before it) of the calls
+    of other modules.
+    """
 
     def __init__(self, table: OperandTable, calls: Sequence[tuple[int, int]]) -> None:
         self._table, self._calls = table, calls
@@ -367,8 +374,8 @@ class _ProgramSizes:
         return facts is not None and any(n in _SIZE_ARGUMENTS for n in facts.positional)
 
     def known_at(self, place: int) -> set[int]:
-        """The inputs that are there when the operation at this place runs: not what calls after it
-        are given and leave.
+        """Indices of the inputs that exist when the operation at this index runs: not those of
+        child calls that come later.
         """
         entered = {k for k, position in self._calls if position <= place}
         return {
@@ -392,11 +399,11 @@ class _ProgramSizes:
         }
 
     def _follow(self, value: Any, present: set[int]) -> Any:
-        """A size as the extent of an input that is known by then, or the product of two, where only
-        one reading is possible.
+        """A size as the extent of an input known by then, or the product of two extents, where only
+        one reading is possible; otherwise the number itself, with those extents fixed.
 
-        Extents that are equal in the recording must be equal on replay (`_agreements`), so which of
-        them is named does not matter.
+        Extents that are equal in the recording must be equal on replay (`agreements`), so it does
+        not matter which of them is named.
         """
         if isinstance(value, list):
             return [self._follow(item, present) for item in value]
@@ -438,10 +445,11 @@ class _ProgramSizes:
         return value
 
     def agreements(self, among: set[int] | None) -> set[tuple[int, int, int, int]]:
-        """Extents that were equal: code that cuts one input to the length of another leaves no
-        operator where they agree already.
+        """(input, axis, input, axis) of extents that are equal in the recording. They must agree on
+        replay: code that cuts one input to the length of another runs no operator where the lengths
+        already agree.
 
-        among: inputs to look at, None for all.
+        among: inputs to consider, None for all.
         """
         first: dict[int, tuple[int, int]] = {}
         equal = set()
@@ -454,8 +462,8 @@ class _ProgramSizes:
         return equal
 
     def _scalar(self, value: Any) -> Any:
-        """A plain number that equals an extent may have been taken from it (`x.sum(1) /
-        x.shape[1]`): that extent may not change.
+        """Returns the number unchanged. An extent equal to it becomes fixed, since the number may
+        have been taken from it (`x.sum(1) / x.shape[1]`).
         """
         if type(value) in (int, float) and value >= 3:
             self._table.fixed.update(
@@ -467,8 +475,8 @@ class _ProgramSizes:
         return value
 
     def fixed_extents(self, sizes: bool) -> set[tuple[int, int, int]]:
-        """Extents a replay must share. An extent of 1 broadcasts, so where sizes are written down
-        it may not grow.
+        """The extents that a replay must share. sizes: the program contains sizes; an extent of 1
+        is then fixed too, since it broadcasts.
         """
         ones = (
             {

@@ -1,7 +1,7 @@
 """Splits the recording of a loop over parameters into one program for each parameter.
 
-An operation belongs to a program where an output depends on it: by what it returns, or because it
-writes memory that the program reads, also through a view.
+An operation belongs to a program if an output depends on its result, or if it writes memory that
+the program reads, also through a view.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from whence.records import Operation, Program
 from whence.records.program import TENSOR_OPERANDS, Operand, map_operands, operands
 
 MEASURED = "takes numbers out of tensors, which rounding changes"
-"""Why code has no program that computes with such numbers."""
+"""Reason for having no program: the code computes with numbers taken out of tensors."""
 
 
 class Wanted(NamedTuple):
     """What one of the programs reads and makes.
 
-    inputs: its slots, by the names that the recording has for them. outputs: (slot, tensor).
+    inputs: name of an input in the recording -> its slot in the program. outputs: (slot, tensor).
     """
 
     inputs: Mapping[str, str]
@@ -35,7 +35,9 @@ class Wanted(NamedTuple):
 
 
 class _Number(NamedTuple):
-    """A number that the code took out of a tensor: where, and what it depends on."""
+    """A number that the code took out of a tensor: the index of that operation, and the operations
+    and inputs that it depends on.
+    """
 
     place: int
     operations: frozenset[int]
@@ -43,7 +45,7 @@ class _Number(NamedTuple):
 
 
 class SplitRecording:
-    """Programs of a recording, each of what some of its outputs depend on.
+    """Makes programs from a recording, each of the operations that some of its outputs depend on.
 
     lines: source line of each operation.
     """
@@ -57,7 +59,7 @@ class SplitRecording:
             self._add(place, operation)
         guards = {k: o.guard for k, o in enumerate(table.operations) if o.guard is not None}
         self._is_measured = any(map(is_measured, guards.values()))
-        # By one of the inputs that each depends on; those of none are what they are.
+        # Numbers by the first input they depend on; a number that depends on none is constant.
         self._numbers: dict[str, list[_Number]] = {}
         for place in guards:
             operations, inputs = self._needed([*self._tensors[place], _result(place)])
@@ -82,7 +84,7 @@ class SplitRecording:
         return self._memory[operand.value[0]] if operand.kind == "op" else operand
 
     def _needed(self, ends: Iterable[Operand]) -> tuple[frozenset[int], frozenset[str]]:
-        """The operations, and names of the inputs, that these operands depend on."""
+        """Indices of the operations, and names of the inputs, that these operands depend on."""
         places, inputs, seen = set[int](), set[str](), set[tuple[str, Any]]()
         todo = list(ends)
         while todo:
@@ -100,7 +102,9 @@ class SplitRecording:
         return frozenset(places), frozenset(inputs)
 
     def program(self, wanted: Wanted) -> tuple[Program, list[Any]]:
-        """The program of these outputs, and the tensors of its constants. May raise Stop."""
+        """The program of these outputs, and the tensors of its constants. Raises Stop where there
+        is none.
+        """
         if self._is_measured:
             raise Stop(MEASURED)  # anything may be computed from it, in later steps too
         table = self._table
@@ -112,7 +116,7 @@ class SplitRecording:
             results.append((slot, operand))
         places, inputs = self._needed(_tensors([operand for _, operand in results]))
         for number in (n for name in wanted.inputs for n in self._numbers.get(name, ())):
-            # Those that depend on other parameters decide about these.
+            # A number that depends on other parameters decides about those.
             is_own = number.inputs <= wanted.inputs.keys()
             if is_own and number.place < max(places, default=-1):
                 places, inputs = places | number.operations, inputs | number.inputs
@@ -167,8 +171,8 @@ def _result(place: int) -> Operand:
 
 
 def is_measured(number: Any) -> bool:
-    """Is what an operator returned a number that is another one after rounding? Counts and the
-    answers to questions are not.
+    """Whether an operator returned a number that rounding can change: a float that is not integral.
+    Counts and truth values are not.
     """
     return isinstance(number, float) and not number.is_integer()
 
