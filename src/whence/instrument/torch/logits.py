@@ -1,8 +1,8 @@
-"""Listens to logits alone: of every call of a model its tokens, positions and mask, and the logits
-of the last token of each row.
+"""Records logits only: for every call of a model its tokens, positions and mask, and the logits of
+the last token of each row.
 
-Modules inside the model are not looked at, unless one is named as the one that makes the logits.
-Everything else (steps, ranks, budget, what happens when something fails) is as in `modules`.
+Modules inside the model are not observed, except the one named as the maker of the logits. Steps,
+ranks, budget and failures are handled as in `modules`.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ _NOT_KEPT = "not kept at --level logits"
 
 
 class LogitsListener(Listener):
-    """A `Listener` that records one call per call of the model: `input.*` as far as they are
-    integers, `output.logits`.
+    """A `Listener` that records one call per call of the model: its integer inputs as `input.*`,
+    and `output.logits`.
 
-    output.logits: (batch, 1, vocabulary), of the last real token of each row; all tokens with
-    positions="all", or where rows lie behind each other in one axis; the last ones where rows
-    without a mask end in a repeated id. A cache is a record of its shape. A model that returns no
-    logits leaves a note.
+    output.logits: (batch, 1, vocabulary), of the last real token of each row. All tokens are kept
+    with positions="all", or where several rows share one axis; the last few are kept where rows
+    without a mask end in a repeated id. Of a cache only the shape is recorded. A model that returns
+    no logits leaves a note.
     """
 
     def __init__(self, session: Session, model: Any = None, **how: Any) -> None:
@@ -93,14 +93,14 @@ class LogitsListener(Listener):
         return out
 
     def _note_boundary(self, frame: ModuleFrame) -> None:
-        """The inside of no module is looked at."""
+        """Nothing to note: no module is observed inside at this level."""
 
 
 class LogitsTensors:
-    """Records tokens, positions and masks of a model's calls, and logits.
+    """Records tokens, positions and masks of a model's calls, and the logits.
 
-    any_width: what a module named for the logits returns is taken also where it is not as wide as
-    what the model returns.
+    any_width: take the output of the named module even if it is not as wide as the model's own
+    output.
     """
 
     def __init__(
@@ -118,15 +118,15 @@ class LogitsTensors:
         return sorted(self._silent - self._scored)
 
     def prune(self) -> None:
-        """Nothing is remembered of a call."""
+        """Nothing to forget."""
 
     def clear(self) -> None:
-        """Nothing is remembered of a call."""
+        """Nothing to forget."""
 
     def take_inputs(
         self, frame: ModuleFrame, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> list[tuple[str, Any]]:
-        """Record integer inputs; none is the input of a program."""
+        """Record integer inputs. Returns an empty list, since no program reads them."""
         for name, value in (*((str(i), v) for i, v in enumerate(args)), *kwargs.items()):
             slot = f"input.{name}"
             if isinstance(value, torch.Tensor):
@@ -147,7 +147,7 @@ class LogitsTensors:
         return []
 
     def take_results(self, frame: ModuleFrame, out: Any, error: str) -> None:
-        """Record the logits that a model returned, or that the module named for them did."""
+        """Record the logits that the model, or the module named for them, returned."""
         # a lazy module changes its class
         frame.op_type = frame.info.op_type = type(frame.module).__name__
         if error:
@@ -169,8 +169,8 @@ class LogitsTensors:
         frame.refs.append(Ref("output.logits", number, edge))
 
     def _made(self, frame: ModuleFrame, out: Any, ids: Any) -> Any:
-        """The logits of a call: of the module inside that makes them, else what the model returned;
-        None without any.
+        """The logits of a call: those of the inner module that makes them, else those that the
+        model returned; None without any.
         """
         returned = logits_of(out, ids, widest(frame.module))
         for scope, tensor in reversed(frame.results):
@@ -183,11 +183,11 @@ class LogitsTensors:
         return returned[1] if returned is not None else None
 
     def _columns(self, root: str, logits: Any, ids: Any, inputs: dict[str, Any]) -> int:
-        """How many columns of logits to keep at least: 1, or back to the last token before what may
-        be padding.
+        """Number of positions of logits to keep at the end: 1, or back to the last token before a
+        possible padding.
 
-        Rows of a fixed length that end in a repeated id, with no mask beside them, are read when
-        their texts are known (`align.prompts`).
+        Rows of equal length that end in a repeated id, without a mask, may be padded; that is
+        decided when their texts are known (`align.prompts`).
         """
         if (
             ids is None
@@ -228,8 +228,8 @@ def tokens_of(inputs: dict[str, Any]) -> Any:
 
 
 def widest(module: Any) -> int:
-    """Rows of the largest embedding of a module: as many tokens as its logits tell apart, at least;
-    0 without one.
+    """Number of rows of the largest embedding of a module, a lower bound of the vocabulary of its
+    logits; 0 without an embedding.
     """
     return max(
         (m.num_embeddings for m in module.modules() if isinstance(m, torch.nn.Embedding)), default=0
@@ -237,11 +237,11 @@ def widest(module: Any) -> int:
 
 
 def logits_of(out: Any, ids: Any, vocabulary: int) -> tuple[str, Any] | None:
-    """(slot, tensor) of the logits in what a module returned, None where nothing is as large as the
-    vocabulary.
+    """(slot, tensor) of the logits among a module's results, None where no result has the size of
+    the vocabulary.
 
-    A field called logits, else the first floating tensor with `vocabulary` entries or more for
-    every row of `ids` (0, None: any).
+    Takes a field named logits, else the first floating-point tensor that fits the rows of `ids` and
+    has at least `vocabulary` entries in its last axis. ids: tokens, None to accept any rows.
     """
     named_tensors: list[tuple[str, Any]] = []
 
@@ -260,7 +260,7 @@ def logits_of(out: Any, ids: Any, vocabulary: int) -> tuple[str, Any] | None:
 
 
 def _fits(tensor: Any, ids: Any) -> bool:
-    """Has it a row for every row of the tokens, and not more tokens than these?"""
+    """Whether the tensor has one row for each row of tokens, and no more positions than these."""
     if ids is None:
         return True
     if ids.ndim == 1:
@@ -271,11 +271,11 @@ def _fits(tensor: Any, ids: Any) -> bool:
 
 
 def last(logits: Any, ids: Any, inputs: dict[str, Any]) -> Any:
-    """Logits of the last real token of each row, (batch, 1, vocabulary); all where rows share an
-    axis or there is one only.
+    """Logits of the last real token of each row, (batch, 1, vocabulary); all logits where rows
+    share an axis or there is only one position.
 
     logits: (batch, tokens, vocabulary), (batch, vocabulary) or (tokens, vocabulary). No value is
-    read from a device.
+    copied from a device.
     """
     if ids is not None and ids.ndim == 1 and logits.ndim == 2:
         several = any(
@@ -305,8 +305,8 @@ def last(logits: Any, ids: Any, inputs: dict[str, Any]) -> Any:
 
 
 def _keys(value: Any) -> Any:
-    """The first tensor (batch, heads, tokens, features) of a cache, None in what is not a cache or
-    an empty one.
+    """The first key tensor (batch, heads, tokens, features) of a cache, None for an empty cache or
+    another object.
     """
     return next((t for t in _within(value) if t.ndim == 4), None)
 

@@ -1,18 +1,15 @@
-"""Listens to torch modules: every call of every `nn.Module` below a root, with its parameters,
-inputs, outputs and mutations.
+"""Records torch modules: every call of every `nn.Module` below a root, with its parameters, inputs,
+outputs and mutations.
 
-Compiled and scripted code is entered through the same wrapper, so
-its boundary is recorded and a note says that the inside was not seen. While the wrapper looks at
-tensors, dispatch and function modes of the program are off, so that nothing of ours is seen by
-them.
+Compiled and scripted modules are called through the same wrapper: their boundary is recorded, with
+a note that the inside was not seen. While the wrapper reads tensors, the program's dispatch and
+function modes are off, so that they see nothing of it.
 
-Notes of a run on compiled and scripted code, whose inside is not seen.
+Calls that only infer shapes are not recorded: a pipeline stage of torch calls the program's own
+module with autograd on before the first step, to learn the shapes of its outputs.
 
-Calls of modules that train nothing: torch asks a stage of a pipeline what it makes of a batch
-before the first step, with the program's own module and autograd on.
-
-What a listener of modules can be given: a way to change the program, and a way to record the
-tensors of a call.
+`Listener` takes two interfaces: one that changes the program, and one that records the tensors of a
+call.
 """
 
 from __future__ import annotations
@@ -74,12 +71,12 @@ _grad = torch.is_grad_enabled
 class Listener:
     """Records module calls into a session while installed.
 
-    model: only calls of this module and below it; None: every module that is called (each outermost
-    one is a root). find_external: where a parameter's bytes may already lie in the user's
-    checkpoint file. staged: send CPU tensors through the staging ring too (device tensors always go
-    there). changes: what is changed in the program on purpose, None for nothing. thread: state of a
-    thread, of a class of its own where more than the stack of calls belongs to it. gate: which
-    steps are recorded, None for all that are selected.
+    model: record only calls of this module and below it; None: of every module (each outermost one
+    is a root). find_external: returns where a parameter's bytes already lie in the user's
+    checkpoint file. staged: send CPU tensors through the staging ring too, as device tensors always
+    are. changes: deliberate changes of the program, None for none. thread: thread-local state, of a
+    subclass where a listener needs more than the stack of calls. gate: selects the recorded steps,
+    None for all selected by options.
     """
 
     def __init__(
@@ -131,7 +128,7 @@ class Listener:
 
     @property
     def active(self) -> bool:
-        """Does it listen? Can be set: False to stop for a while."""
+        """Whether the listener records. Set it to False to stop for a while."""
         return self.frames.active
 
     @active.setter
@@ -178,12 +175,12 @@ class Listener:
         self.tensors.clear()
 
     def drain(self) -> None:
-        """Wait until what was seen so far is written."""
+        """Wait until everything recorded so far is written."""
         with self.frames.lock:
             self.registry.staging.drain()
 
     def abandon(self) -> None:
-        """Stop without writing more: in a forked child, whose files are its parent's."""
+        """Stop without writing anything more, in a forked child: the files belong to the parent."""
         self.frames.forked()
         self.registry.staging.abandon()
         self._calls.unwrap()
@@ -271,8 +268,8 @@ class Listener:
         return frame
 
     def _met(self, module: Any, parent: ModuleFrame | None) -> ModuleInfo | None:
-        """What is known of a module that is called for the first time; None if it is not listened
-        to.
+        """The `ModuleInfo` of a module that is called for the first time; None if its calls are not
+        recorded.
         """
         if is_compilers(module):
             return None
@@ -292,7 +289,7 @@ class Listener:
             self._changes.met(root.name, module)
 
     def _note_boundary(self, frame: ModuleFrame) -> None:
-        """Note of a module whose inside is not seen why that is so."""
+        """Note at a module why its inside is not seen."""
         self._compilers.note_boundary(frame)
 
     def _leave(self, frame: ModuleFrame, out: Any, error: str) -> None:
@@ -353,7 +350,9 @@ class Listener:
             self.frames.guarded(self._steps.step_ended)
 
     def _met_compiled(self, callback: Any) -> None:
-        """Compiled code runs next on this thread: no mode of ours may be around it."""
+        """Called before compiled code runs on this thread: ends recordings, since no mode of whence
+        may be active then.
+        """
         stack = self.thread.stack
         if self.training is not None:
             self.training.drop("runs compiled code")
@@ -375,14 +374,14 @@ _ABANDONED: list[Listener] = []
 
 
 class _CompilerNotes:
-    """Notes once per place how what runs there was compiled."""
+    """Notes how compiled code was compiled, once per place."""
 
     def __init__(self, session: Session) -> None:
         self._session = session
         self._compilers = Compilers()
 
     def note_boundary(self, frame: ModuleFrame) -> None:
-        """Note of a module whose inside is not seen why that is so."""
+        """Note at a module why its inside is not seen."""
         module = frame.module
         if isinstance(module, torch.jit.ScriptModule):
             frame.note = "scripted: inside not seen"
@@ -400,11 +399,11 @@ class _CompilerNotes:
 _PIPELINING = "torch.distributed.pipelining.stage"
 _FUNCTIONS = {"_forward_metadata_inference", "_shape_inference"}
 _FRAMES = 16
-"""So many frames lie between such a function and the module's call at most."""
+"""Most Python frames between one of these functions and the module's call."""
 
 
 def _unless_dry_run(observe: Callable[..., Any], frames: CallFrames) -> Callable[..., Any]:
-    """`observe`, which is given a function, a module and its arguments, without such calls."""
+    """Wraps `observe` so that calls that only infer shapes run unrecorded."""
 
     def observed(previous: Callable[..., Any], module: Any, args: Any, kwargs: Any) -> Any:
         if not frames.thread.stack and _is_dry_run():
@@ -416,7 +415,7 @@ def _unless_dry_run(observe: Callable[..., Any], frames: CallFrames) -> Callable
 
 
 def _is_dry_run() -> bool:
-    """Is the call that begins now one of these?"""
+    """Whether the call that begins now is made by torch's pipelining to infer shapes."""
     if _PIPELINING not in sys.modules:
         return False
     frame: FrameType | None = sys._getframe(1)
@@ -430,24 +429,24 @@ def _is_dry_run() -> bool:
 
 
 class Interventions(Protocol):
-    """What a capture changes in the program on purpose: planted faults, patched tensors, forced
+    """Deliberate changes of the program in a capture: planted faults, patched tensors, forced
     tokens.
     """
 
     def met(self, root: str, module: Any) -> None:
-        """A root is about to be called for the first time."""
+        """Called before a root is called for the first time."""
 
     def left(self, frame: Any, out: Any) -> Any:
-        """What a call returns instead of `out`. frame: the call that ends."""
+        """The value that a call returns in place of `out`. frame: the call that ends."""
 
     def taken(self, frame: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> Any:
-        """What the program gets instead of `out`, which is recorded."""
+        """The value that the program gets in place of `out`, after `out` was recorded."""
 
     def undo(self) -> None:
-        """Take everything out of the program again. Idempotent."""
+        """Undo all changes. Idempotent."""
 
     def finish(self) -> None:
-        """Take everything out again, and note what was done."""
+        """Undo all changes, and note what was done."""
 
 
 class _TakesTensors(Protocol):
@@ -468,18 +467,15 @@ class _TakesTensors(Protocol):
         """Forget everything."""
 
 
-# Collectives and messages of a program: one line for each, written when it is issued, so that it
-# is there when the job hangs in it.
+# Collectives and messages of a program: one line for each, written when it is issued, so that the
+# line exists even if the job hangs in it.
 #
-# What torch sends to other processes, with somebody looking on.
-#
-# Every way to a process group (functions of `torch.distributed`, functional collectives,
-# DTensors, FSDP, the reducer of DDP, pipelines) goes through operators of one library of the
-# dispatcher. They get a kernel under a key that comes right before those of devices and that
-# these operators leave free: it tells the watchers of the arguments and hands them on to the
-# kernel of the device. Nothing is sent, copied or waited for, nothing is kept, and the
-# interpreter's lock is free while the device's kernel runs: a worker thread of a group may need
-# it to go on.
+# Everything that uses a process group (functions of `torch.distributed`, functional collectives,
+# DTensors, FSDP, the reducer of DDP, pipelines) calls operators of one library of the dispatcher.
+# These operators get a kernel under a dispatch key that they leave free and that comes just before
+# the device keys. The kernel passes the arguments to the watchers and calls the device's kernel. It
+# sends, copies and keeps nothing and does not wait. The GIL is free while the device's kernel runs:
+# a worker thread of a group may need it.
 
 _KINDS = {
     "allreduce_": CollectiveKind.ALL_REDUCE,
@@ -526,7 +522,7 @@ _ISSUERS = (
     ("/distributed/device_mesh.py", "device mesh"),
     ("/nn/modules/_functions.py", "SyncBatchNorm"),
 )
-"""Files of torch that send by themselves."""
+"""Files of torch that issue collectives on their own, with the name to report."""
 
 
 class _Group(NamedTuple):
@@ -536,7 +532,9 @@ class _Group(NamedTuple):
 
 
 class Collectives:
-    """Records what a process sends while installed. roots: of models, by name."""
+    """Records the collectives and messages of a process while installed. roots: of models, by
+    name.
+    """
 
     def __init__(
         self, session: Session, frames: CallFrames, roots: Mapping[str, ModuleRoot]
@@ -546,7 +544,7 @@ class Collectives:
         self._installed = False
 
     def install(self) -> None:
-        """Begin to listen. A torch that does not hand out its kernels is left alone."""
+        """Start listening. Does nothing where torch lacks `torch.distributed`."""
         if _can_watch() and not self._installed:
             _start_watching(self._issued)
             self._installed = True
@@ -558,7 +556,7 @@ class Collectives:
             _stop_watching(self._issued)
 
     def _issued(self, operator: str, arguments: dict[str, Any]) -> None:
-        """An operator that sends is about to run. Whatever fails here ends the capture alone."""
+        """Record a collective or message before it runs. A failure here ends only the capture."""
         frames, session = self._frames, self._session
         if session.failed or not (frames.active or frames.asleep):
             return
@@ -621,11 +619,11 @@ class Collectives:
                 at=time.time(),
             )
         )
-        # a library that fails in a thread of its own ends the process at once
+        # flush now: a communication library that fails in its own thread ends the process
         sink.flush()
 
     def _place(self) -> tuple[str, str, int, int, str]:
-        """(root, scope, step, micro-batch, phase) that the program is in."""
+        """(root, scope, step, micro-batch, phase) that the program is in now."""
         stack = self._frames.thread.stack
         if stack:
             frame = stack[-1]
@@ -653,8 +651,8 @@ def _group(boxed: Any) -> _Group:
 
 
 def _peer(operator: str, arguments: dict[str, Any], ranks: tuple[int, ...]) -> int:
-    """The rank of the job that an operator names by its place in the group; -1 where it names
-    none.
+    """Global rank of the peer or root that an operator names by its index in the group; -1 where it
+    names none.
     """
     place = arguments.get(_ROOTED.get(operator, ""), -1)
     return ranks[place] if 0 <= place < len(ranks) else -1
@@ -683,7 +681,7 @@ def _op(boxed: Any) -> str:
 
 
 def _issuer() -> str:
-    """What of torch issues what runs now, "" where the program does it by itself."""
+    """The part of torch that issues the current collective, "" where the program itself does."""
     frame: Any = sys._getframe(3)
     while frame is not None:
         file = frame.f_code.co_filename
@@ -708,12 +706,12 @@ _installed: Any = None
 
 
 def _can_watch() -> bool:
-    """Can this torch join processes?"""
+    """Whether this torch was built with `torch.distributed`."""
     return bool(torch.distributed.is_available())
 
 
 def _start_watching(watcher: _Watcher) -> None:
-    """Tell a watcher of everything that is sent from now on, by any thread."""
+    """Call `watcher` for every collective and message from now on, on any thread."""
     global _watchers, _installed
     with _lock:
         if _installed is None:
@@ -722,7 +720,7 @@ def _start_watching(watcher: _Watcher) -> None:
 
 
 def _stop_watching(watcher: _Watcher) -> None:
-    """Tell it no more. With the last one the kernels go."""
+    """Stop calling `watcher`. The kernels are removed with the last watcher."""
     global _watchers, _installed
     with _lock:
         _watchers = tuple(one for one in _watchers if one != watcher)
@@ -754,8 +752,8 @@ def _telling(name: str) -> Callable[..., Any]:
     return call
 
 
-# Tensors of one module call: what it is given, holds, changes and returns, as records and refs of
-# its frame.
+# Tensors of one module call: its inputs, parameters, mutations and outputs, recorded as refs of its
+# frame.
 
 _TENSOR = torch.Tensor
 _MAX_OBJECTS = 64  # of so many objects it is looked at the end of a step which are gone
@@ -771,7 +769,7 @@ class CallTensors:
         self._objects: dict[int, ObjectSnapshot] = {}
 
     def clear(self) -> None:
-        """Forget the objects that were met."""
+        """Forget all objects."""
         self._objects.clear()
 
     def prune(self) -> None:
@@ -822,18 +820,18 @@ class CallTensors:
         if info.entries is None and not (leaf and info.branches):
             self._take_parameters(frame)  # of a lazy module: the call made them
         if info.deep and not leaf and is_boundary(info, frame.module):
-            # It ran uncompiled: each module below it has what it holds.
+            # It ran uncompiled: the modules below it recorded their own parameters.
             info.deep, info.entries, info.sizes = False, None, (-1, -1, -1)
             frame.refs = [r for r in frame.refs if not is_param(r.slot) or "." not in r.slot[6:]]
         if leaf and info.branches and not info.deep:
-            # None of its children was called, so their parameters are its own, from now on.
+            # None of its children was called: from now on their parameters count as its own.
             info.deep, info.entries, info.sizes = True, None, (-1, -1, -1)
             frame.refs = [r for r in frame.refs if not is_param(r.slot)]
             self._take_parameters(frame)
 
     def _take_mutated_inputs(self, frame: ModuleFrame) -> None:
         for slot, tensor, version, number in frame.inputs:
-            # Inference tensors carry no version: their bytes are looked at again.
+            # Inference tensors have no version: their bytes are compared.
             if version is not None:
                 if tensor._version == version:
                     continue
@@ -847,8 +845,8 @@ class CallTensors:
 
     def _take_mutated_objects(self, frame: ModuleFrame) -> None:
         for slot, holder in frame.objects:
-            # Of its inference tensors the bytes are looked at where it was handed to last, and at
-            # the root.
+            # The bytes of inference tensors in it are compared only in the last call that got it,
+            # and in the root's call.
             innermost = frame.parent is None or holder.holder == frame.order
             for path, tensor, certain in holder.changed(unversioned=innermost):
                 mutated = "mutated" + slot[5:] + path
@@ -899,8 +897,8 @@ class CallTensors:
     # ---- what a module holds
 
     def _take_parameters(self, frame: ModuleFrame) -> None:
-        """Parameters, buffers and plain tensor attributes of the module; of the modules below it
-        too where those are never called.
+        """Record parameters, buffers and plain tensor attributes of the module, and those of
+        modules below it that are never called themselves.
         """
         info, module = frame.info, frame.module
         if info.entries is None and is_boundary(info, module):
@@ -928,8 +926,8 @@ class CallTensors:
                 ref is not None and entry.version == version and address_of(tensor) == entry.pointer
             )
             if unchanged and entry.looked != calls:
-                # `p.data.add_()`, numpy and fused optimizers leave the version as it is: a training
-                # step changes all, elsewhere a sample shows it.
+                # `p.data.add_()`, numpy and fused optimizers do not change the version. In training
+                # every parameter may have changed; elsewhere a sample of the bytes shows it.
                 unchanged = not all_change and entry.looks_the_same()
             entry.looked = calls
             if not unchanged or ref is None:
@@ -945,7 +943,7 @@ class CallTensors:
             refs.append(ref)
 
     def _entries_of(self, info: ModuleInfo, module: Any) -> list[HeldTensor] | None:
-        """What the module holds now, None while a part of it is lazy."""
+        """The tensors that the module holds now, None while one of them is lazy."""
         if info.entries is None:
             for name in [n for n, value in module.__dict__.items() if is_block_cache(n, value)]:
                 text = f"{name}: a cache that the module keeps, 64 MiB or more, and no parameter"
@@ -977,10 +975,10 @@ class CallTensors:
 
 
 class _ValueWalk:
-    """Collects the tensors of arguments or results, in any nesting, and simple values.
+    """Collects tensors and simple values from nested arguments or results.
 
-    objects: plain objects that were met before, by id. frame: the call whose arguments these are,
-    None for results.
+    objects: plain objects seen before, by id. frame: the call that has these arguments, None for
+    results.
     """
 
     def __init__(self, objects: dict[int, ObjectSnapshot], frame: ModuleFrame | None) -> None:
@@ -1013,7 +1011,9 @@ class _ValueWalk:
             self._collect_object(value, slot)
 
     def _collect_parts(self, value: Any, slot: str) -> None:
-        """A tensor of a subclass, or a nested one: itself, or the plain tensors it consists of."""
+        """Collect a tensor of a subclass or a nested tensor: the tensor itself, or the plain
+        tensors it consists of.
+        """
         if not tensors.answers(value):
             self.arguments[slot] = f"{type(value).__name__}, {CLOSED}"
             return
@@ -1027,8 +1027,8 @@ class _ValueWalk:
             self.arguments[slot] = f"{type(value).__name__}({', '.join(name for name, _ in parts)})"
 
     def _collect_object(self, value: Any, slot: str) -> None:
-        """An object that holds tensors: all are listed at roots and where it is first met, else
-        only what changed.
+        """Collect the tensors of an object: all of them in calls of a root and at its first sight,
+        else only those that changed.
         """
         frame, holder = self._frame, self._objects.get(id(value))
         first = holder is None or holder.ref() is not value

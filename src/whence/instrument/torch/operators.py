@@ -1,18 +1,14 @@
-"""Listens to operators: every overload that reaches the dispatcher while a capture is active,
-beside the modules that call them.
+"""Records operators: every overload that reaches the dispatcher while a capture is active, along
+with the modules that call them.
 
-A dispatch mode of ours lies on the threads that call the model or opened the region. It is put on
-top again for every outermost call of a model, so that it sees what the program sees; while compiled
-code runs it is off (`compiled_boundary.CompiledCodeGuard`). Each operator runs exactly once, also
-when this code fails, with view tracking and autocast as it would have had them without a mode. An
-operator of a backward pass belongs to the forward operator that made its autograd node: torch
-numbers the nodes as they are made.
+A dispatch mode of whence is active on the threads that call the model or opened the region. It is
+put on top of the stack for every outermost call of a model, so that it sees what the program sees,
+and is off while compiled code runs (`compiled_boundary.CompiledCodeGuard`). Each operator runs
+exactly once, even if this code fails, with the view tracking and autocast it would have without a
+mode. An operator of a backward pass belongs to the forward operator that made its autograd node:
+torch numbers the nodes in order of creation.
 
-Tensors of one call of an operator, as records and refs of it; memory that no operator has
-written yet is told from tensors.
-
-The dispatch mode through which operators are listened to: kept on top of those of the program,
-and off while compiled code runs.
+Memory that no operator has written yet is recognised, and its content is not recorded.
 """
 
 from __future__ import annotations
@@ -52,8 +48,7 @@ from whence.records.marks import NOT_WRITTEN
 from whence.records.slots import is_mutated
 
 FORWARDS = 1 << 17
-"""Of so many forward operators it is known which autograd node is theirs; older ones are forgotten.
-"""
+"""Number of forward operators whose autograd node is remembered; older ones are forgotten."""
 _OVERLOAD = torch._ops.OpOverload
 _backward_task, _backward_node = torch._C._current_graph_task_id, torch._C._current_autograd_node
 _tracing, _grad = (
@@ -69,7 +64,7 @@ class _ForwardOperators:
         self._table: dict[int, tuple[str, str, int, bool]] = {}
 
     def add(self, forward: tuple[str, str, int, bool]) -> None:
-        """An operator is about to run that may have made the node that is numbered next."""
+        """Note an operator that has the next node number, if it makes a node."""
         number, table = torch.autograd._get_sequence_nr() - 1, self._table
         if number >= 0 and number not in table:
             table[number] = forward
@@ -78,15 +73,15 @@ class _ForwardOperators:
                     del table[old]
 
     def of(self, node: Any) -> tuple[str, str, int, bool] | None:
-        """The operator that made a node, None where it is not known (any more)."""
+        """The operator that made a node, None where it is unknown or forgotten."""
         number = node._sequence_nr()
         # A write into a view takes one more number, behind that of the operator.
         return self._table.get(number) or self._table.get(number - 1)
 
 
 class OperatorListener(Listener):
-    """A `Listener` that records every operator below the modules, and outside them below a call of
-    kind "region".
+    """A `Listener` that also records every operator: those in modules below the module's call,
+    others below a call of kind "region".
 
     lasting: the capture ends with the process, so a mode may stay on any thread that has called a
     model.
@@ -112,8 +107,8 @@ class OperatorListener(Listener):
     # ---- installing
 
     def install(self) -> None:
-        """Start listening to modules, and on this thread to operators (unless the capture ends with
-        the process: then with a model).
+        """Start listening to modules, and to operators on this thread. If the capture lasts until
+        the process ends, operators are listened to from the first call of a model on.
         """
         super().install()
         self._pre_hook = call_before_steps(self._optimizer_steps)
@@ -122,8 +117,8 @@ class OperatorListener(Listener):
             self._opened = self._modes.enter()
 
     def remove(self) -> None:
-        """Stop listening. A mode of ours that lies below one of the program's stays there and does
-        nothing.
+        """Stop listening. A mode of whence below one of the program's modes stays on the stack and
+        does nothing.
         """
         if not self._removed:
             self.active = False
@@ -142,7 +137,9 @@ class OperatorListener(Listener):
     # ---- compiled code
 
     def _met_compiled(self, callback: Any) -> None:
-        """Compiled code runs next on this thread: no mode of ours may be around it."""
+        """Called before compiled code runs on this thread: removes the mode and notes that the
+        inside is not seen.
+        """
         if not self._modes.suspend() or not self.active:
             return
         stack = self.thread.stack
@@ -192,7 +189,7 @@ class OperatorListener(Listener):
         if frame.phase != "recompute":
             self.thread.root = root
             last_counts = self._counts.get(root.name)
-            # of operators ahead of the first call
+            # keep the counts of operators that ran before the first call
             if last_counts is not None and last_counts[:2] == (frame.step, frame.micro):
                 frame.counts.update(
                     {key: n for key, n in last_counts[2].items() if "/" in key or key[:1] == "<"}
@@ -214,7 +211,7 @@ class OperatorListener(Listener):
         super()._optimizer_stepped(optimizer, is_skipped)
 
     def _region(self, kind: str) -> Region:
-        """The region of what runs outside any module now."""
+        """The region for operators that run outside any module now."""
         roots = self.modules.roots
         root = self.thread.root or (
             next(iter(roots.values())) if len(roots) == 1 else self._regions.nowhere
@@ -299,9 +296,9 @@ class OperatorListener(Listener):
         return call
 
     def _origin(self) -> tuple[Any, str, str, bool, int, str] | None:
-        """Where the operator is that runs next, None for one that is not recorded: the call it is
-        in, scope, phase, whether it is selected, and of one of a backward pass the forward operator
-        it belongs to (-1 else) and its source line.
+        """(enclosing call, scope, phase, whether it is selected, order of the forward operator or
+        -1, source line) of the operator that runs next; None if it is not recorded. The last two
+        are known for operators of a backward pass only.
         """
         thread = self.thread
         frame = thread.stack[-1] if thread.stack else None
@@ -372,7 +369,9 @@ class OperatorListener(Listener):
 
 
 def _is_traced(types: Any) -> bool:
-    """Are these tensors of a compiler that traces the program, not of a run?"""
+    """Whether these tensor types belong to a compiler that traces the program instead of running
+    it.
+    """
     return any(kind.__name__ in ("FakeTensor", "FunctionalTensor", "ProxyTensor") for kind in types)
 
 
@@ -400,7 +399,7 @@ class _OperatorTensors:
             }
 
     def take_inputs(self, call: OperatorCall) -> None:
-        """Record what an operator is given, before it runs."""
+        """Record the inputs of an operator before it runs."""
         session, sampling, overload = self._session, self._sampling, call.overload
         registry = self._registry
         chosen = not sampling.on or sampling.choose(call)
@@ -437,7 +436,7 @@ class _OperatorTensors:
 
     def take_results(self, call: OperatorCall, results: list[tuple[str, Any, str]]) -> None:
         """Record what an operator returned and wrote. results: (slot, tensor, slot of the input
-        that it is).
+        that this tensor is, or "").
         """
         overload, takes = call.overload, call.is_written and self._takes_outputs
         if call.placements and is_half(overload.name):
@@ -459,7 +458,7 @@ class _OperatorTensors:
             self._count_results(call, results)
 
     def _take_plain(self, call: OperatorCall, results: list[tuple[str, Any, str]]) -> None:
-        """Results that are new tensors or views of what went in, of which all was written."""
+        """Record results that are new tensors or views of inputs, all of written memory."""
         view, keep, registry = call.overload.view, call.keep, self._registry
         base = call.inputs[0][1] if view and call.inputs else None
         for slot, tensor, _ in results:
@@ -486,8 +485,8 @@ class _OperatorTensors:
             call.see(slot, sight, "")
 
     def _still_unwritten(self, call: OperatorCall, slot: str, tensor: Any) -> bool:
-        """Is this a view of memory that nobody wrote? What was written now is no longer among
-        it.
+        """Whether this is a view of memory that no operator has written. Memory written by this
+        call is removed from the unwritten first.
         """
         if is_mutated(slot):
             self._unwritten.pop(_storage(tensor), None)
@@ -531,8 +530,8 @@ class _Mode(TorchDispatchMode):  # type: ignore[misc]
 
     @classmethod
     def ignore_compile_internals(cls) -> bool:
-        # Else a compiled function that is called while the mode is somewhere below another one is
-        # silently eager.
+        # Otherwise a compiled function silently runs eagerly when it is called while this mode lies
+        # below another one.
         return True
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -540,11 +539,11 @@ class _Mode(TorchDispatchMode):  # type: ignore[misc]
 
 
 class _OperatorThread(ThreadCalls):
-    """What a thread has of its own where operators are listened to.
+    """Thread-local state of an operator listener.
 
-    running: an operator that is recorded runs now. optimizing: inside a step of an optimizer.
-    region, root: the open region, and the root that was called last. autocast: dispatch keys that
-    autocast has on. suspended: the mode that was taken off before compiled code.
+    running: a recorded operator is running. optimizing: inside a step of an optimiser. region,
+    root: the open region, and the root called last. autocast: dispatch keys with autocast on.
+    suspended: the mode removed before compiled code.
     """
 
     def __init__(self) -> None:
@@ -556,7 +555,7 @@ class _OperatorThread(ThreadCalls):
         self.suspended: _Mode | None = None
 
     def forgets(self, mode: _Mode) -> bool:
-        """Was this mode taken off before compiled code? Then it does not come back."""
+        """Whether this mode was removed before compiled code. If so, it is not restored."""
         if self.suspended is not mode:
             return False
         self.suspended = None
@@ -564,7 +563,7 @@ class _OperatorThread(ThreadCalls):
 
 
 class _OperatorModes:
-    """Modes of one listener on the threads of the program. handler: called with (operator, types,
+    """The dispatch modes of one listener, on all threads. handler: called with (operator, types,
     args, kwargs) in place of each operator.
     """
 
@@ -575,7 +574,7 @@ class _OperatorModes:
 
     @property
     def active(self) -> bool:
-        """Does the listener of these modes listen?"""
+        """Whether the listener of these modes is active."""
         return self._frames.active
 
     def install(self) -> None:
@@ -584,7 +583,7 @@ class _OperatorModes:
         self._follow_backward()
 
     def remove(self) -> None:
-        """Follow them no longer."""
+        """Stop following autocast and backward passes."""
         self._leave_autocast()
         if self._engine is not None and torch.autograd._engine_run_backward is self._engine[1]:
             torch.autograd._engine_run_backward = self._engine[0]
@@ -599,19 +598,19 @@ class _OperatorModes:
 
     @staticmethod
     def take_off(mode: Any) -> None:
-        """Take the mode away where it is on top."""
+        """Remove the mode if it is on top."""
         if _top() is not mode:
             return
         while True:
             mode.__exit__(None, None, None)
             mode = _top()
-            # of a capture that ended before the one above it
+            # else remove also the mode of a capture that ended earlier, but lay below this one
             if not isinstance(mode, _Mode) or mode.modes.active:
                 return
 
     @contextlib.contextmanager
     def above(self) -> Iterator[None]:
-        """A mode on top of those of the program, as long as this lasts."""
+        """Context with a mode of whence on top of the program's modes."""
         thread, top = self._thread, _top()
         if (
             not self.active
@@ -630,7 +629,7 @@ class _OperatorModes:
                 self.take_off(mode)
 
     def suspend(self) -> bool:
-        """Take our mode off before compiled code; False if it is not on top."""
+        """Remove the mode before compiled code; False if it is not on top."""
         mode = _top()
         if not isinstance(mode, _Mode) or mode.modes is not self:
             return False
@@ -639,7 +638,7 @@ class _OperatorModes:
         return True
 
     def resume(self) -> None:
-        """Put the mode back that was taken off before compiled code."""
+        """Restore the mode that was removed before compiled code."""
         thread = self._thread
         if thread.suspended is not None:
             mode, thread.suspended = thread.suspended, None
@@ -660,7 +659,7 @@ class _OperatorModes:
     # ---- autocast: inside a mode's handler it is switched off, so it is followed from outside
 
     def note_autocast(self) -> None:
-        """Remember what autocast is on for on this thread."""
+        """Remember for which devices autocast is on, on this thread."""
         self._thread.autocast = tuple(
             key for device, key in AUTOCAST_KEYS.items() if torch.is_autocast_enabled(device)
         )
@@ -698,8 +697,7 @@ def _top() -> Any:
     return torch._C._get_dispatch_stack_at(depth - 1) if depth else None
 
 
-# Which operator calls are written and keep their elements, and counts of all of them, written or
-# not.
+# The choice of operator calls that are written and keep their elements, and counts of all calls.
 
 NOTE = "operators"
 TELL_S = 5.0
@@ -722,17 +720,17 @@ class _Tally:
         self.count, self.seconds = 0, 0.0
         self.scopes: dict[str, int] = {}
         self.phases: dict[str, int] = {}
-        # Figures of device tensors come later, so a call's own are taken in when they are told.
+        # Ranges per call. Figures of device tensors arrive later, so they are merged in `tell`.
         self.tables: list[dict[str, list[Any]]] = []
 
 
 class Sampling:
-    """Chooses by the options `samples` and `dedup`. The choice depends on the seed, the operator
-    and the number of its call alone:
+    """Chooses calls by the options `samples` and `dedup`, depending only on the seed, the operator
+    and the number of the call:
 
-    of every operator the calls with the lowest hashes so far keep their elements, so two runs of
-    one program keep the same ones. on: is there a choice to make? counts: is every call counted and
-    ranged, because not every one is written?
+    for every operator, the calls with the lowest hashes so far keep their elements, so two runs of
+    one program keep the same calls. on: whether there is a choice to make. counts: whether every
+    call is counted, with the ranges of its tensors, because not every call is written.
     """
 
     def __init__(self, session: Session) -> None:
@@ -746,7 +744,7 @@ class Sampling:
         self._last_told = time.monotonic()
 
     def choose(self, call: OperatorCall) -> bool:
-        """Does this call keep its elements?"""
+        """Whether this call keeps its elements."""
         if self._samples is None:
             return True
         if self._samples == 0:
@@ -761,8 +759,8 @@ class Sampling:
         return heapq.heappushpop(lowest, rank) != rank
 
     def writes(self, call: OperatorCall, chosen: bool) -> bool:
-        """Is this call written? With dedup the first of its signature, and those that were chosen
-        among all.
+        """Whether this call is written. With dedup, these are the first call of each signature and
+        the calls chosen by `samples`.
         """
         if not self.counts:
             return True
@@ -778,7 +776,7 @@ class Sampling:
         return first or (chosen and self._samples is not None)
 
     def tally(self, call: OperatorCall) -> None:
-        """The call ended."""
+        """Count a call that has ended."""
         tally = call.tally
         assert tally is not None
         tally.count += 1
@@ -790,12 +788,12 @@ class Sampling:
             tally.tables = [_merged(tally.tables)]
 
     def step_ended(self) -> None:
-        """Tell the counts now and then, so that a killed program leaves them too."""
+        """Write the counts every few seconds, so that a killed program leaves them too."""
         if self.counts and time.monotonic() - self._last_told > TELL_S:
             self.tell()
 
     def tell(self) -> None:
-        """Leave a note of what was counted since the one before."""
+        """Write a note of what was counted since the last one."""
         if not self.counts:
             return
         self._last_told = time.monotonic()

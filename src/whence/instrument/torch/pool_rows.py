@@ -1,8 +1,9 @@
-"""Rows of pools: memory that a program's caches are cut from, of which a call touches a part.
+"""Reads and writes of pool rows. A pool is the memory that a program's caches are cut from; each
+call touches only a part of it.
 
-A paged cache is as large as the memory that is left, and a call writes a few rows of it and reads a
-few others. What an operator reads of it is an input of the call, what it writes is a result; the
-memory as a whole is neither. A view of it is nothing yet: it is followed to what uses it.
+A paged cache is as large as the free memory, while a call reads and writes a few rows of it. What
+an operator reads of it is an input of the call, what it writes is a result; the memory as a whole
+is neither. A view of a pool does not count yet: what counts is the operator that uses it.
 """
 
 from __future__ import annotations
@@ -23,16 +24,16 @@ _WRITES_ROWS = words("""
     copy_ index_copy_ index_put_ _index_put_impl_ _unsafe_index_put scatter_ masked_scatter_
 """)
 _FEW = 4
-"""Of memory of which an operator reads at most one of so many elements, rows are read."""
+"""An operator that reads at most one in this many bytes of a memory shows that it is a pool."""
 _MOST_BYTES = 64 << 20
-"""Of a pool that an operator reads as it is, without choosing rows."""
+"""Bytes of a pool from which on an operator must not read it as a whole, without choosing rows."""
 
 
 class PoolAccess(NamedTuple):
-    """What an operator does with pools.
+    """How an operator uses pools.
 
-    takes_rows: its result is rows of one. given: tensors that it reads as they lie there. written:
-    tensors that it puts there. reason: why it cannot be followed, "" where it can.
+    takes_rows: its result is rows of a pool. given: tensors in pools that it reads directly.
+    written: tensors that it copies into a pool. reason: why it cannot be followed, "" where it can.
     """
 
     takes_rows: bool = False
@@ -42,10 +43,10 @@ class PoolAccess(NamedTuple):
 
 
 class Pools:
-    """The pools that a call was handed, in objects among its arguments.
+    """The pools in objects among a call's arguments.
 
-    objects: (slot, object). take: records a tensor of a call and returns its slot, for what the
-    slot begins with ("input.cache.rows.") and the tensor.
+    objects: (slot, object). take: called with a slot prefix ("input.cache.rows.") and a tensor;
+    records the tensor and returns its slot.
     """
 
     def __init__(
@@ -55,11 +56,11 @@ class Pools:
         self._take = take
 
     def holds(self, values: Iterable[Any]) -> bool:
-        """Is a tensor that lies in a pool among these arguments?"""
+        """Whether a tensor in a pool is among these arguments."""
         return bool(self._objects) and any(self._slot_of(t) for t in tensors_in(list(values)))
 
     def access(self, schema: OperatorSchema, named: Mapping[str, Any]) -> PoolAccess:
-        """What an operator that is given pools does. named: its arguments by schema name."""
+        """How an operator with these arguments uses pools. named: its arguments by schema name."""
         changed = [t for name in written(schema, named) for t in tensors_in(named.get(name))]
         if schema.view:
             return PoolAccess()
@@ -76,7 +77,7 @@ class Pools:
         return PoolAccess(given=lying)
 
     def record(self, schema: OperatorSchema, named: Mapping[str, Any], out: Any) -> None:
-        """Record what an operator that has run read of pools and wrote there."""
+        """Record what an operator, after it ran, read from pools and wrote to them."""
         access = self.access(schema, named)
         for tensor in (*access.given, *((out,) if access.takes_rows else ())):
             self.read(named, tensor)
@@ -84,15 +85,21 @@ class Pools:
             self.wrote(named, tensor)
 
     def read(self, named: Mapping[str, Any], tensor: Any) -> str:
-        """The slot of what an operator with these arguments read of a pool, which is recorded."""
+        """Record a tensor that an operator with these arguments read from a pool. Returns its
+        slot.
+        """
         return self._take(f"{SlotKind.INPUT}.{self._owner(named)}.rows.", tensor)
 
     def wrote(self, named: Mapping[str, Any], tensor: Any) -> str:
-        """The slot of what an operator with these arguments put into a pool, which is recorded."""
+        """Record a tensor that an operator with these arguments wrote into a pool. Returns its
+        slot.
+        """
         return self._take(f"{SlotKind.MUTATED}.{self._owner(named)}.rows.", tensor)
 
     def learn(self, schema: OperatorSchema, named: Mapping[str, Any], out: Any) -> bool:
-        """Does an operator that reads few rows of an object's memory show that it is a pool?"""
+        """Whether an operator that reads few rows of an object's memory shows that this memory is a
+        pool. The object then remembers it.
+        """
         source = named.get("self", named.get("weight"))
         if schema.base not in _READS_ROWS or not isinstance(source, torch.Tensor):
             return False
@@ -108,7 +115,7 @@ class Pools:
         return next((slot.partition(".")[2] for slot in slots if slot), "")
 
     def _slot_of(self, tensor: Any) -> str:
-        """The object that keeps the pool in which a tensor lies ("input.cache"), "" of any other
+        """The slot of the object whose pool contains this tensor ("input.cache"), "" for any other
         tensor.
         """
         if not has_memory(tensor) or tensor.untyped_storage().nbytes() < POOL_BYTES:

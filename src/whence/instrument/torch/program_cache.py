@@ -1,5 +1,5 @@
-"""Programs of module calls, by signature, family and code: recorded once, reused for calls that
-must run the same.
+"""Programs of module calls, by signature, family and code: each is recorded once and reused for
+calls that must run the same operators.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ _autocast = torch._C._is_any_autocast_enabled
 
 
 class _Outcome(NamedTuple):
-    """What calls of one signature run: a program, or why there is none; the slots it reads out of
-    objects; how many tensors of random numbers it draws and of rows of pools it reads and writes;
-    and whether it hangs on numbers that the code took out of tensors.
+    """What calls of one signature run: a program, or the reason why there is none. reads: slots
+    read out of objects. draws: number of tensors of random numbers and of pool rows that it reads
+    and writes. is_guarded: whether it depends on numbers that the code took out of tensors.
     """
 
     program: str
@@ -54,8 +54,8 @@ class _Outcome(NamedTuple):
 
 
 class ProgramWriter:
-    """Hands programs to the session, each once, behind the records of its constants. unwanted: why
-    the capture wants none, "" where it does.
+    """Passes programs to the session, each once, after the records of its constants. unwanted: why
+    the capture records no programs, "" where it does.
     """
 
     def __init__(self, session: Session, registry: TensorRegistry) -> None:
@@ -65,19 +65,21 @@ class ProgramWriter:
         self.unwanted = "" if wanted else "programs were not recorded"
 
     def has(self, program: Program) -> bool:
-        """Was this program written before?"""
+        """Whether this program was written already."""
         return program.id in self._programs
 
     def program(self, name: str) -> Program:
-        """The program of this id, which was written."""
+        """The program with this id, which was written before."""
         return self._programs[name][0]
 
     def constants(self, name: str) -> tuple[Any, ...]:
-        """Record ids of the constants of a program that was written, or `Pending`."""
+        """Record ids of the constants of a written program; `Pending` for those not arrived yet."""
         return self._programs[name][1]
 
     def put(self, program: Program | None, reason: str) -> tuple[str, str]:
-        """(id of a program, written if it is new, why there is none)."""
+        """Write a program if it is new. Returns (its id, "") or ("", the reason why there is
+        none).
+        """
         if program is None:
             return "", reason
         if program.id not in self._programs:
@@ -85,7 +87,7 @@ class ProgramWriter:
         return program.id, ""
 
     def put_recording(self, recording: Recording, call: Any) -> tuple[str, str]:
-        """As `put`, of what was recorded of this call, with its constants."""
+        """Like `put`, for the recording of a call, with the constants recorded first."""
         program, constants, reason = recording
         if program is not None and program.id not in self._programs:
             records = [
@@ -96,8 +98,8 @@ class ProgramWriter:
         return self.put(program, reason)
 
     def write(self, program: Program, constants: Iterable[Any] | None = None) -> None:
-        """Write a program if it is new. constants: record ids in place of its own, or `Pending` for
-        those on their way.
+        """Write a program if it is new. constants: record ids that replace its own; `Pending` for
+        those not arrived yet.
         """
         if program.id in self._programs:
             return
@@ -113,9 +115,9 @@ class ProgramWriter:
 
 
 class NoPrograms:
-    """In place of a `ProgramCache` where module calls have no programs.
+    """Replaces a `ProgramCache` where module calls have no programs.
 
-    reason: why. always: whatever else is noted of a call.
+    reason: why they have none. always: give this reason even if the call has a note.
     """
 
     def __init__(self, reason: str, *, always: bool = False) -> None:
@@ -125,7 +127,7 @@ class NoPrograms:
         """Nothing is recorded."""
 
     def program_of(self, frame: ModuleFrame, error: str) -> tuple[str, str]:
-        """No program, and the reason."""
+        """("", the reason why there is no program)."""
         return "", self._reason if self._always else frame.note or self._reason
 
     def close(self) -> None:
@@ -133,13 +135,13 @@ class NoPrograms:
 
 
 class ProgramCache:
-    """Records what module calls run, unless that is known already: once per signature, a few times
+    """Records what module calls run, unless it is known already: once per signature, a few times
     per family.
 
-    A signature is everything that code may decide by: modes, arguments, dtypes, shapes, strides. A
-    family is a signature without its extents: when its programs are one and the same, extents are
-    followed, and the next one is not recorded. What is known of one module is known of all that
-    have its code.
+    A signature contains everything the code may branch on: modes, arguments, dtypes, shapes,
+    strides. A family is a signature without extents: once several of its programs are identical,
+    their sizes follow the extents, and further extents are not recorded. What is known of one
+    module holds for all modules with the same code.
     """
 
     def __init__(
@@ -163,7 +165,7 @@ class ProgramCache:
         self._seconds = 0.0
 
     def close(self) -> None:
-        """Note what recording took, and forget the signatures."""
+        """Note the time spent recording, and forget all signatures."""
         if self._recorded:
             spent = f"{self._seconds:.3f} s with what they ran, once per signature"
             self._session.note("programs", f"{self._recorded} calls recorded in {spent}")
@@ -172,7 +174,7 @@ class ProgramCache:
         self._of_codes.clear()
 
     def expect(self, frame: ModuleFrame, inputs: list[tuple[str, Any]]) -> None:
-        """Listen to what this call runs where that is not known. inputs: (slot, tensor)."""
+        """Start listening to this call if its program is not known. inputs: (slot, tensor)."""
         if frame.note or not self._records:
             return
         frame.signature = signature = _signature(frame)
@@ -189,8 +191,8 @@ class ProgramCache:
             self._record(frame, inputs, signature)
 
     def _of_code(self, frame: ModuleFrame, signature: tuple[Any, ...]) -> _Outcome | None:
-        """What a call of a new signature runs, where a module of the same code, its family or its
-        module decides it.
+        """The outcome of a call with a new signature, if a module of the same code, the family or
+        the module itself determines it.
         """
         code, (modes, *rest) = code_of(frame.module), signature
         frame.code = (code, *modes[1:], *rest) if code is not None else None
@@ -201,7 +203,7 @@ class ProgramCache:
         return outcome
 
     def _of_family(self, frame: ModuleFrame, signature: tuple[Any, ...]) -> _Outcome | None:
-        """What a call of a new signature runs, where its family or its module decides it."""
+        """The outcome of a call with a new signature, if its family or its module determines it."""
         # An extent of one broadcasts, so it is not followed.
         kinds = tuple(
             (slot, form[0], tuple(n == 1 for n in form[1]), bool(form[2]))
@@ -223,7 +225,9 @@ class ProgramCache:
         return outcome
 
     def _share(self, frame: ModuleFrame, outcome: _Outcome) -> None:
-        """Let modules of the same code run this too. Numbers in their tensors may be others."""
+        """Reuse an outcome for modules of the same code, unless it depends on numbers in tensors,
+        which may differ between them.
+        """
         if frame.code is not None and not outcome.is_guarded:
             self._of_codes[frame.code] = outcome
 
@@ -243,7 +247,7 @@ class ProgramCache:
         ]
         frame.started = time.perf_counter()
         frame.reads = []
-        # As it is now: what the call itself hangs there is nothing that it was given.
+        # Taken before the call: tensors that the call itself puts there are not inputs.
         hanging = {
             layout(tensor): (slot + path, storage_ref(tensor))
             for slot, holder in frame.objects
@@ -262,9 +266,9 @@ class ProgramCache:
         return Pools(frame.objects, lambda prefix, tensor: self._taken(frame, prefix, tensor))
 
     def _taken(self, frame: ModuleFrame, prefix: str, tensor: Any) -> str:
-        """The slot of random numbers that a call has just drawn, or of rows of a pool that it read
-        or wrote. They are recorded as they are now: what drew them may go on to scale them in
-        place.
+        """Record random numbers that a call has just drawn, or pool rows that it read or wrote, and
+        return their slot. They are recorded at once, since the operator that drew them may then
+        scale them in place.
         """
         thread = self._frames.thread
         busy, thread.busy = thread.busy, True
@@ -284,8 +288,8 @@ class ProgramCache:
         hanging: dict[tuple[Any, ...], tuple[str, StorageRef]],
         tensor: Any,
     ) -> str:
-        """The slot of a tensor that a call sees without being handed it: in an object of its
-        arguments, or held by a module below.
+        """Record a tensor that a call uses without getting it as an argument: one in an object of
+        its arguments, or held by a module below. Returns its slot, "" for any other.
         """
         thread = self._frames.thread
         busy, thread.busy = thread.busy, True
@@ -312,7 +316,7 @@ class ProgramCache:
         return ""
 
     def _hold(self, frame: ModuleFrame, slot: str, tensor: Any) -> None:
-        """From now on a tensor that a module below holds is a parameter of this call's module."""
+        """Treat a tensor of a module below as a parameter of this call's module from now on."""
         frame.code = None  # modules of its code have no such parameter
         entry = HeldTensor(slot, tensor, home_of(frame.module, slot[6:]))
         number, edge, _ = self._registry.record_of(tensor, slot, frame, parameter=True)
@@ -324,7 +328,7 @@ class ProgramCache:
             frame.info.entries.append(entry)
 
     def _read(self, frame: ModuleFrame, slot: str) -> None:
-        """Record a tensor that hangs in an object of this call's arguments as an input of it."""
+        """Record a tensor inside an object of this call's arguments as an input of the call."""
         if any(ref.slot == slot for ref in frame.refs):
             return
         for prefix, holder in frame.objects:
@@ -334,7 +338,7 @@ class ProgramCache:
                 return
 
     def program_of(self, frame: ModuleFrame, error: str) -> tuple[str, str]:
-        """(program id, why there is none) of a call that ends now."""
+        """(program id, reason why there is none) of a call that ends now."""
         recorder = frame.recorder
         if frame.note:
             return "", frame.note
@@ -370,7 +374,7 @@ class ProgramCache:
 
 
 def _by_place(module: Any) -> dict[tuple[Any, ...], tuple[str, Any]]:
-    """(slot, tensor) of what a module and those below it hold, by where it lies."""
+    """(slot, tensor) of everything that a module and those below it hold, by layout."""
     held: dict[tuple[Any, ...], tuple[str, Any]] = {}
     for slot, tensor in tensors_of(module):
         held.setdefault(layout(tensor), (slot, tensor))
@@ -378,7 +382,7 @@ def _by_place(module: Any) -> dict[tuple[Any, ...], tuple[str, Any]]:
 
 
 def _signature(frame: ModuleFrame) -> tuple[Any, ...]:
-    # Which inputs are one tensor belongs to it: a program recorded from it reads that one for both.
+    # The signature includes which inputs are the same tensor: a program may read one for both.
     alike: tuple[int, ...] = ()
     if len(frame.inputs) > 1:
         numbers = [number for _, _, _, number in frame.inputs]
@@ -397,11 +401,11 @@ def _signature(frame: ModuleFrame) -> tuple[Any, ...]:
     return modes, tuple(frame.forms), objects
 
 
-# What decides beside its arguments what a module runs: its class, and what it holds.
+# Besides its arguments, the class of a module and what it holds determine which operators it runs.
 #
-# Modules of which all that is alike run the same operators on tensors of their own, as the layers
-# of a model do. A tensor is alike by dtype, shape and place, an object that is not a plain value
-# only if it is the very same one.
+# Modules that agree in these run the same operators on their own tensors, like the layers of a
+# model. Tensors agree in dtype, shape, strides and device; objects that are not plain values agree
+# only if they are identical.
 
 Code = tuple[Any, ...]
 
@@ -412,8 +416,8 @@ _OF_FILES = ("_state_dict", "_load_state_dict")  # what only saving and loading 
 
 
 def code_of(module: Any) -> Code | None:
-    """Equal for two modules that run the same; None for a module of which that cannot be told: one
-    with hooks, of more than two levels, compiled, or that holds one tensor twice.
+    """A key that is equal for two modules that run the same code. None for a module where that is
+    uncertain: it has hooks, more than two levels, is compiled, or holds one tensor twice.
     """
     children = [child for child in module._modules.values() if child is not None]
     if any(child._modules for child in children):
@@ -426,17 +430,21 @@ def code_of(module: Any) -> Code | None:
 
 
 class _UnlikeAnyError(Exception):
-    """There is no telling what this module runs."""
+    """It cannot be told what this module runs."""
 
 
 class _Likeness:
-    """The likeness of what one module holds. It knows the tensors that were met."""
+    """Builds comparable keys of what one module holds. Keeps the addresses of tensors it has
+    seen.
+    """
 
     def __init__(self) -> None:
         self._addresses: set[int] = set()
 
     def of_module(self, module: Any, *, is_called: bool = False) -> Code:
-        """is_called: its `training` is of the call's signature."""
+        """The key of a module. is_called: it is the called module, whose `training` is already part
+        of the signature.
+        """
         if isinstance(module, torch.jit.ScriptModule):
             raise _UnlikeAnyError
         held = []
@@ -449,7 +457,7 @@ class _Likeness:
         return (type(module), *held)
 
     def of(self, value: Any) -> Any:
-        """The likeness of one value."""
+        """The key of one value."""
         kind = type(value)
         if kind in _PLAIN:
             return kind, value
@@ -480,7 +488,9 @@ class _Likeness:
 
 
 class _VerySame:
-    """Equal to another one of the same object, while that lives; it does not keep it alive."""
+    """Compares equal to another wrapper of the same object while that lives; does not keep it
+    alive.
+    """
 
     def __init__(self, value: Any) -> None:
         self._ref, self._hash = weakref.ref(value), id(value)

@@ -154,8 +154,8 @@ class Recorder(OperatorListener):
     def __enter__(self) -> Self:
         with self._guarded("starting to listen"):
             if torch.is_inference_mode_enabled() and torch._C._is_any_autocast_enabled():
-                # Composite operators are not decomposed in this mode, so it is unknown whether autocast
-                # applied to the operators that they call.
+                # Composite operators are not decomposed in this mode, so it is unknown whether
+                # autocast applied to the operators that they call.
                 raise Stop(
                     "autocast under inference_mode cannot be listened to without changing it"
                 )

@@ -1,7 +1,7 @@
-"""Random numbers that a call of a module draws: inputs of its program, as the call drew them.
+"""Random numbers that a module call draws become inputs of its program.
 
 A replay draws nothing: dropout, stochastic depth and noise are computed from the numbers that the
-replayed run drew, so that two runs with other seeds, or on other devices, can be compared.
+recorded run drew, so that runs with other seeds or on other devices can be compared.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ FUSED_DROPOUT = "native_dropout"
 
 
 class Draw(NamedTuple):
-    """A tensor of random numbers, and the operator with the settings that they were drawn by."""
+    """A tensor of random numbers, with the operator and the settings that drew it."""
 
     tensor: Any
     operator: str
@@ -34,7 +34,7 @@ class Draw(NamedTuple):
 
 
 def draw_of(schema: OperatorSchema, named: Mapping[str, Any], out: Any) -> Draw | None:
-    """What a call of an operator drew; None where that depends on the elements of a tensor.
+    """What an operator call drew; None where that depends on the elements of a tensor.
 
     named: its arguments by schema name. out: what it returned.
     """
@@ -55,11 +55,12 @@ def draw_of(schema: OperatorSchema, named: Mapping[str, Any], out: Any) -> Draw 
 
 
 class DrawListener(OperatorListener):
-    """Hands on what a call of a module draws, and which rows of pools it reads and writes, where
-    its program is known.
+    """Reports the random numbers that a module call draws and the pool rows that it reads and
+    writes, where its program is known.
 
-    drawn: is given each tensor of random numbers as it was drawn. Listening costs an operator of
-    the module some microseconds, so that only modules are listened to that did so before.
+    drawn: called with each tensor of random numbers right after the draw. Listening costs some
+    microseconds per operator, so it is done only for modules that drew numbers or used pools
+    before.
     """
 
     def __init__(self, drawn: Callable[[Any], object], pools: Pools) -> None:
