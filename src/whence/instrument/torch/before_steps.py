@@ -1,4 +1,4 @@
-"""Hears of the steps of all optimisers, at the moment when their gradients are there."""
+"""Signals the steps of all optimisers, at the moment when their gradients are complete."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ def call_before_steps(ready: Callable[[Any], None]) -> Any:
     """Call `ready` with every optimiser that is about to change parameters. Returns a handle whose
     `remove` ends this.
 
-    A step with a closure, as loops of Lightning write it, computes its gradients inside: then
-    `ready` is called when the closure returns for the first time. A step inside of a step of the
-    same optimiser is a part of it.
+    A step with a closure, as in Lightning's loops, computes its gradients inside: `ready` is then
+    called after the closure's first return. A step nested in a step of the same optimiser counts as
+    part of it.
     """
     from torch.optim.optimizer import register_optimizer_step_pre_hook
 
@@ -34,7 +34,7 @@ def call_before_steps(ready: Callable[[Any], None]) -> Any:
 
 
 def _followed_by(closure: Callable[..., Any], tell: Callable[[], None]) -> Callable[..., Any]:
-    """The closure, with `tell` called behind its first call."""
+    """The closure, with `tell` called after its first call."""
     is_told = False
 
     @functools.wraps(closure)
@@ -50,10 +50,11 @@ def _followed_by(closure: Callable[..., Any], tell: Callable[[], None]) -> Calla
 
 
 def is_inside_step(optimizer: Any) -> bool:
-    """Called from a hook of an optimiser's step: is that inside of another step of the optimiser?
+    """Whether the step from whose hook this is called is nested in another step of the same
+    optimiser.
 
-    A class whose `step` calls that of its base has both steps hooked, where the program also has an
-    optimiser of the base class.
+    This happens where a class calls `step` of its base class and the program also has an optimiser
+    of that base class: torch then hooks both.
     """
     code = _code_of_steps()
     steps = 0
@@ -66,7 +67,9 @@ def is_inside_step(optimizer: Any) -> bool:
 
 @functools.cache
 def _code_of_steps() -> Any:
-    """What torch wraps around the `step` of every class of optimisers to call hooks."""
+    """The code object of the wrapper that torch puts around every optimiser's `step` to call
+    hooks.
+    """
     from torch.optim import Optimizer
 
     return Optimizer.profile_hook_step(lambda: None).__code__

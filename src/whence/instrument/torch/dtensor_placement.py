@@ -1,5 +1,5 @@
-"""What a tensor that several processes hold together (DTensor) says of how it lies on them. Nothing
-is sent, and no elements are read.
+"""Reads how a tensor that several processes hold together (DTensor) is distributed. Nothing is sent
+and no elements are read.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ _meshes: weakref.WeakKeyDictionary[Any, _Mesh] = weakref.WeakKeyDictionary()
 
 
 def placement_of(tensor: Any) -> Placement | None:
-    """The placement of a DTensor; None for any other tensor, and for one that does not say it in a
-    form that is known.
+    """The placement of a DTensor; None for any other tensor and for an unknown kind of
+    placement.
     """
     if not hasattr(type(tensor), "placements") or not hasattr(type(tensor), "device_mesh"):
         return None
@@ -38,8 +38,8 @@ def placement_of(tensor: Any) -> Placement | None:
 
 
 def is_half(operator: str) -> bool:
-    """Does `loss_parallel`, where it is on, give this operator on DTensors another meaning, which
-    the next operator puts right?
+    """Whether `loss_parallel` is on and changes the meaning of this operator on DTensors, which the
+    next operator corrects.
     """
     if not operator.startswith(("aten.nll_loss_backward", "aten.nll_loss2d_backward")):
         return False
@@ -76,8 +76,8 @@ def _word(placement: Any) -> str:
 def _nested(
     tensor: Any, placements: Sequence[Any], mesh: tuple[int, ...]
 ) -> tuple[tuple[int, tuple[int, ...]], ...]:
-    """Of axes that several dimensions of the mesh cut: in which order, where it is not from the
-    first to the last.
+    """(axis, order of mesh dimensions) of each axis that several mesh dimensions cut in another
+    order than first to last.
     """
     cut: dict[int, list[int]] = {}
     for dim, placement in enumerate(placements):
@@ -98,8 +98,8 @@ def _nested(
 def _coarsest_first(
     placements: Sequence[Any], dims: Sequence[int], mesh: tuple[int, ...]
 ) -> tuple[int, ...]:
-    """The order of the cuts. A strided one lies inside as many pieces as its split factor says, cut
-    by dimensions behind it.
+    """The order in which mesh dimensions cut an axis. A strided shard comes after the dimensions
+    whose pieces multiply to its split factor.
     """
     strided = [d for d in dims if type(placements[d]).__name__ == "_StridedShard"]
     order = [d for d in dims if d not in strided]

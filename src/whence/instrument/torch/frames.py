@@ -1,5 +1,5 @@
-"""What listeners of torch keep of one call in progress: of a module, or of a stretch of operators
-outside any module.
+"""What torch listeners keep of one call in progress: of a module, or of operators outside any
+module.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from whence.records import Call, Placement
 class ModuleFrame(Frame):
     """One call of a module.
 
-    inputs: (slot, tensor, its version, its record) of what it was given. forms: (slot, (dtype,
-    shape, stride)) of those. objects: (slot, object) of what holds tensors among its arguments.
-    results: (slot, tensor) of what it returned and changed. operators: calls directly below it that
-    are no modules. signature, family, code, recorder, reads, started, ended, held: see
-    `program_cache`. draws: tensors of random numbers and of rows of pools so far. first_node,
-    input_edges, called: see `training.backward_pass`.
+    inputs: (slot, tensor, version, record) of its arguments. forms: (slot, (dtype, shape, stride))
+    of those. objects: (slot, object) of the arguments that hold tensors. results: (slot, tensor) of
+    what it returned and changed. operators: number of calls directly below it that are not modules.
+    signature, family, code, recorder, reads, started, ended, held: see `program_cache`. draws:
+    number of tensors of random numbers and of pool rows so far. first_node, input_edges, called:
+    see `training.listener`.
     """
 
     __slots__ = (
@@ -67,7 +67,7 @@ class ModuleFrame(Frame):
 
 
 def call_of(frame: ModuleFrame, rank: int, program: str, no_program: str, error: str) -> Call:
-    """The call of a module that has ended."""
+    """The `Call` of a module call that has ended."""
     return Call(
         frame.order,  # id
         frame.scope,

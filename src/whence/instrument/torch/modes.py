@@ -1,4 +1,4 @@
-"""Modes and tracing of the program, as a listener finds them around a call."""
+"""Modes and tracing of the program around a call, and contexts that hide the listener from them."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ _depth, _pop, _push = (
 
 
 class ModesOff:
-    """Dispatch modes, function modes and tensor subclasses of the program see nothing of what is
-    done inside.
+    """Context in which dispatch modes, function modes and tensor subclasses of the program see
+    nothing.
     """
 
     __slots__ = ("_all", "_function", "_modes")
@@ -46,20 +46,22 @@ class ModesOff:
 
 
 HIDING: Hiding = (NoFunctions, ModesOff, _depth)
-"""How the program's modes and subclasses see nothing of what a listener does."""
+"""Contexts in which the program's modes and subclasses see nothing of what a listener does."""
 
 
 def is_traced() -> bool:
-    """Is the program traced (fake tensors, make_fx, functionalisation) instead of run?"""
+    """Whether the program is being traced (fake tensors, make_fx, functionalisation) instead of
+    run.
+    """
     mode, keys = _dispatch_mode, _Keys
     return not (mode(keys.FAKE) is mode(keys.PROXY) is mode(keys.FUNCTIONAL) is None)
 
 
 def taken_for_torchs(wrapper: Any) -> None:
-    """Have dynamo treat a function around module calls as torch's own: never compiled by itself
-    where a module runs eagerly, looked through where one is compiled. Dynamo goes by the file of
-    the code; where compiled code broke off inside a module, a frame of another file would begin
-    graphs that the program has not.
+    """Make dynamo treat a function around module calls as torch's own: not compiled itself where a
+    module runs eagerly, traced through where one is compiled. Dynamo decides by the file of the
+    code; where compiled code breaks off inside a module, a frame of another file would start graphs
+    that the program does not have.
     """
     code = torch.nn.Module._wrapped_call_impl.__code__
     wrapper.__code__ = wrapper.__code__.replace(

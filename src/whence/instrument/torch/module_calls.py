@@ -1,7 +1,7 @@
-"""The one function through which every module is called, as a listener wraps it.
+"""Wraps the one function through which every module is called.
 
-Not hooks: a wrapper sees what entered before any hook and what left after all of them, needs no
-change to the module, and keeps torch's fast path without hooks.
+A wrapper is used instead of hooks: it sees the arguments before any hook and the results after all
+of them, changes no module, and keeps torch's fast path without hooks.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from whence.instrument.torch.modes import taken_for_torchs
 
 
 class ModuleCalls:
-    """Calls of modules, handed to `observe(previous, module, args, kwargs)` while `frames` are
+    """Passes calls of modules to `observe(previous, module, args, kwargs)` while `frames` are
     active.
     """
 
@@ -28,7 +28,7 @@ class ModuleCalls:
         self._wrapper: Callable[..., Any] | None = None
 
     def wrap(self) -> None:
-        """Put the wrapper on."""
+        """Install the wrapper."""
         previous = torch.nn.Module.__call__
         is_compiling = torch.compiler.is_compiling
         # as `compiled_boundary.inside` asks; a frame of ours would go to dynamo
@@ -49,8 +49,8 @@ class ModuleCalls:
         _set_call(__call__)
 
     def unwrap(self) -> None:
-        """Take off every wrapper of ours that lies on top and no longer listens. One that somebody
-        wrapped in turn stays and does nothing until they let go; dynamo lets go of it now.
+        """Remove every wrapper of whence that is on top and no longer listens. One that another
+        tool has wrapped stays and does nothing until that tool is removed; dynamo is told at once.
         """
         while (calls := getattr(torch.nn.Module.__call__, "whence", None)) is not None and not (
             calls._frames.active or calls._frames.asleep
@@ -63,11 +63,11 @@ class ModuleCalls:
 
 
 def _set_call(new: Any) -> None:
-    """Make `new` the way every module is called.
+    """Make `new` the `__call__` of every module.
 
-    Dynamo compiles modules on a short path while `__call__` is the one it knows; it must know this
-    one, or it would compile the program in another way (and, imported meanwhile, keep ours for
-    ever).
+    Dynamo compiles modules on a short path while `__call__` is the one it knows. It must be told of
+    the new one: otherwise it would compile the program in another way, and, if imported meanwhile,
+    keep the wrapper forever.
     """
     old = torch.nn.Module.__call__
     torch.nn.Module.__call__ = new
@@ -75,7 +75,7 @@ def _set_call(new: Any) -> None:
 
 
 def _dynamo_knows(old: Any, new: Any) -> None:
-    """Where dynamo holds `old` for the way every module is called, it is `new` from now on."""
+    """Replace `old` by `new` where dynamo keeps it as the `__call__` of modules."""
     for name in ("torch._dynamo.utils", "torch._dynamo.variables.nn_module"):
         module = sys.modules.get(name)
         if module is not None and getattr(module, "unpatched_nn_module_call", None) is old:

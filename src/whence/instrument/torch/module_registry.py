@@ -1,5 +1,5 @@
-"""Modules that a listener has met: their names below a root, the root itself, and what a reader of
-two runs asks about it first.
+"""Modules that a listener has seen: their names below a root, the root itself, and settings that a
+reader of two runs asks for first.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class ModuleRegistry:
         return bool(self._infos)
 
     def get(self, module: Any) -> ModuleInfo | None:
-        """What is known of a module, None when it was not met yet."""
+        """The `ModuleInfo` of a module, None if it is unknown."""
         info = self._infos.get(id(module))
         return info if info is not None and info.ref() is module else None
 
@@ -41,8 +41,8 @@ class ModuleRegistry:
         self.roots.clear()
 
     def new_root(self, module: Any) -> ModuleRoot | None:
-        """Make a module a root. Returns the root when it is new, None when the module continues the
-        root of a module of its class that is gone.
+        """Make a module a root. Returns the root if it is new, None if the module continues the
+        root of an earlier module of its class that is gone.
         """
         free, name = root_or_name(self.roots.values(), type(module).__name__)
         if free is not None:
@@ -54,7 +54,9 @@ class ModuleRegistry:
         return root
 
     def adopt(self, module: Any, root: ModuleRoot, parent_scope: str) -> ModuleInfo:
-        """A module called inside a root that was not there when the root was walked."""
+        """Register a module that is called inside a root but was not there when the root was
+        registered.
+        """
         top = root.ref()
         for name, child in top.named_modules() if top is not None else ():
             if child is module:
@@ -65,7 +67,7 @@ class ModuleRegistry:
         return self._infos[id(module)]
 
     def known_compiled(self, module: Any) -> ModuleInfo | None:
-        """What `torch.compile` made of a module that is known, in the place of that one; None for
+        """Register the `torch.compile` wrapper of a known module under that module's name; None for
         any other module.
         """
         original = self.get(module._orig_mod) if is_optimized(module) else None
@@ -83,7 +85,7 @@ class ModuleRegistry:
                 self._infos[id(child)] = ModuleInfo(child, name, root, self._serial, self._forget)
 
     def _forget(self, place: int, serial: int) -> None:
-        """A module died: what is known of it would keep its tensors alive."""
+        """Forget a module that is gone, since its info would keep tensors alive."""
         if (info := self._infos.get(place)) is not None and info.serial == serial:
             del self._infos[place]
 

@@ -720,7 +720,7 @@ class _Tally:
         self.count, self.seconds = 0, 0.0
         self.scopes: dict[str, int] = {}
         self.phases: dict[str, int] = {}
-        # Ranges per call. Figures of device tensors arrive later, so they are merged in `tell`.
+        # Ranges per call. Figures of device tensors arrive later, so they are merged late.
         self.tables: list[dict[str, list[Any]]] = []
 
 

@@ -1,4 +1,4 @@
-"""What must be known of an overload for every call of it, worked out once."""
+"""Properties of an operator overload that every call needs, computed once."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _NO_OPERATORS = ("profiler.", "debug_mode_ops.")  # marks of tools
 
 
 class Overload:
-    """An operator of torch, as calls of it need to know it."""
+    """The properties of an operator overload."""
 
     __slots__ = (
         "base", "by_grad_mode", "func", "implied", "key", "listed", "name", "overwritten", "plain",
@@ -65,7 +65,7 @@ class Overload:
         )
 
     def draws(self, named: dict[str, Any]) -> bool:
-        """Does a call with these arguments draw random numbers?"""
+        """Whether a call with these arguments draws random numbers."""
         return self.random and draws(schema_of(self.func), named)
 
 
@@ -74,7 +74,7 @@ _OVERLOADS: dict[int, Overload] = {}
 
 
 def overload_of(func: Any) -> Overload:
-    """What is known of an overload."""
+    """The properties of an overload."""
     overload = _OVERLOADS.get(id(func))
     if overload is None:
         overload = _OVERLOADS[id(func)] = Overload(func)

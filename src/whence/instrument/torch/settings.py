@@ -1,8 +1,8 @@
-"""How torch was set up when something ran: the switches that choose kernels and rounding, and how a
+"""Settings of torch when something ran: switches that choose kernels and rounding, and how a
 compiled module was compiled.
 
-All as plain data (bool, int, float, str, None, lists and dicts of these), to be noted in a run;
-what is not a plain value is left out.
+All are plain data (bool, int, float, str, None, lists and dicts of these) for notes in a run; other
+values are left out.
 """
 
 from __future__ import annotations
@@ -55,14 +55,14 @@ def numerics() -> dict[str, Any]:
 
 
 class Compilers:
-    """Tells once per place how what runs there was compiled."""
+    """Describes how compiled code was compiled, once per place."""
 
     def __init__(self) -> None:
         self._noted: set[tuple[str, str]] = set()
 
     def met(self, root: str, scope: str, compiled: Any) -> dict[str, Any] | None:
-        """How `compiled` (a module, or dynamo's callback) was compiled, None when that was told
-        before. Changes nothing.
+        """How `compiled` (a module, or dynamo's callback) was compiled; None when that was
+        described before. Changes nothing.
         """
         if (root, scope) in self._noted:
             return None

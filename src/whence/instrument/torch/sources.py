@@ -1,5 +1,5 @@
-"""The line of the program that runs now: the first frame that is neither torch's, nor ours, nor the
-standard library's.
+"""Finds the line of the program that is running: the first frame outside torch, whence and the
+standard library.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def source_here() -> str:
 
 
 def is_the_program(file: str) -> bool:
-    """Is this file the user's?"""
+    """Whether this file is the user's code."""
     if file.startswith(_DEMO):
         return True
     return not file.startswith(_SKIPPED) and (

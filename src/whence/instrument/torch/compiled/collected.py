@@ -1,5 +1,5 @@
-"""What is learned of a graph while inductor compiles it, and who takes the tensors that its code
-shows.
+"""What is learned of a graph while inductor compiles it, and the registry of objects that take the
+tensors its code shows.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from whence.instrument.torch.compiled.fx_nodes import Named
 
 
 class Site(NamedTuple):
-    """A tensor that the code shows: what it is. buffer: inductor's name, "" of a node. kernel: what
-    made it. origins: nodes that this kernel computes. reads: names of buffers or nodes and of graph
-    inputs. shape: of the node, possibly with symbols; None when not known.
+    """Describes a tensor that the code shows. buffer: inductor's name, "" for a node. kernel: that
+    made it. origins: nodes that this kernel computes. reads: names of the buffers or nodes and of
+    the graph inputs that it reads. shape: of the node, possibly with symbols; None if unknown.
     """
 
     node: Named
@@ -28,7 +28,7 @@ class Site(NamedTuple):
 
 class Collected:
     """What is learned while one graph is compiled. graph: the one that inductor lowers; dropped:
-    buffers that are not shown, by reason.
+    number of buffers that are not shown, by reason.
     """
 
     def __init__(self, key: str, mode: str, every: bool) -> None:
@@ -43,18 +43,18 @@ class Collected:
         self.mapping: dict[str, Any] = {}
 
     def drop(self, why: str) -> None:
-        """One more buffer that is not shown."""
+        """Count a buffer that is not shown."""
         self.dropped[why] = self.dropped.get(why, 0) + 1
 
 
 class Got(BaseException):
-    """The graph is there, and no code of it is wanted. Not an Exception: the compiler would wrap
-    it.
+    """Raised when the graph is known and no code for it is wanted. A BaseException, because the
+    compiler would wrap an Exception.
     """
 
 
 class _Compiling(threading.local):
-    """The graph that is compiled now on this thread."""
+    """The graph being compiled on this thread."""
 
     def __init__(self) -> None:
         self.collected: Collected | None = None
@@ -66,8 +66,8 @@ _serial = itertools.count()
 
 
 def new_key(taker: Any) -> str:
-    """A key for one compiled graph, unique in this process; `taker.seen(name, tensor)` is called
-    for what its code shows.
+    """A key for one compiled graph, unique in this process; its code calls `taker.seen(name,
+    tensor)`.
     """
     key = f"g{next(_serial)}"
     _takers[key] = taker
@@ -75,9 +75,7 @@ def new_key(taker: Any) -> str:
 
 
 def seen(key: str, name: str, value: Any) -> None:
-    """Called by compiled code: this tensor is there now. Does nothing when nobody takes it any
-    more.
-    """
+    """Called by compiled code when a tensor is computed. Does nothing if its taker is gone."""
     taker = _takers.get(key)
     if taker is not None:
         taker.seen(name, value)

@@ -19,8 +19,8 @@ from whence.records.program import identified
 
 
 class MadeInGraph(OperatorCall):
-    """An operator of a graph: its inputs are numbered in the order of the schema, as those of a
-    kernel are.
+    """An operator of a graph. Its inputs are numbered in schema order ("input.0", ...), like those
+    of a kernel.
     """
 
     __slots__ = ("_forms",)
@@ -39,7 +39,9 @@ class MadeInGraph(OperatorCall):
         return super()._tensor(f"input.{len(self.inputs)}", tensor)
 
     def picked(self, out: Any, place: int | None) -> tuple[Program | None, str]:
-        """The program of this operator, with only the result at `place` of several."""
+        """The program of this operator, reduced to the result at index `place` if the operator has
+        several; or the reason why there is none.
+        """
         program, why = program_of(self, out)
         if program is None or place is None:
             return program, why
@@ -51,8 +53,8 @@ class MadeInGraph(OperatorCall):
 
 
 def interpreted(gm: Any, look: Callable[[Any, Any, Any, Any, Any], None]) -> Callable[[Any], Any]:
-    """A function of the list of inputs, which it empties, that runs the graph. Behind each operator
-    it calls look(node, args, kwargs, out, value).
+    """Returns a function that runs the graph on a list of inputs, which it empties. After each
+    operator it calls look(node, args, kwargs, out, value).
 
     args, kwargs, out: of the operator that ran; value: of the node, which may be one of several
     results.

@@ -19,8 +19,8 @@ _INDEX = re.compile(r"\[(\d+)\]")
 
 
 class Named(NamedTuple):
-    """What a run says of a node. local: the variable that its module path starts from ("self"), ""
-    where it has no path.
+    """How a run names a node. local: the variable that its module path starts from ("self"), ""
+    without a path.
     """
 
     name: str
@@ -32,8 +32,8 @@ class Named(NamedTuple):
 
 
 def named(node: Any) -> Named:
-    """Of a call_function node. A result picked out of several is named by its own node, its
-    overload is that of the operator.
+    """The name of a call_function node. One of several results has its own node's name and the
+    operator's overload.
     """
     maker = origin_of(node)
     place = node if _stack(node) else maker
@@ -51,8 +51,8 @@ def named(node: Any) -> Named:
 
 
 def _neighbour(node: Any) -> Any:
-    """A node that a pass put in has no origin: the nearest one before it with an origin, when those
-    before and behind are of one module.
+    """The node whose module path a node without origin gets: the nearest producer with an origin,
+    if the nearest producers and users are all in one module; else the node itself.
     """
     producers, users = (
         _nearest(node, lambda n: n.all_input_nodes),
@@ -78,7 +78,7 @@ def _nearest(node: Any, step: Callable[[Any], Iterable[Any]]) -> list[Any]:
 
 
 def origin_of(node: Any) -> Any:
-    """The node whose operator ran: of a getitem, the one with several results that it picks
+    """The node whose operator ran: for a getitem, the node with several results that it picks
     from.
     """
     while (
@@ -91,8 +91,8 @@ def origin_of(node: Any) -> Any:
 
 
 def is_value(node: Any) -> bool:
-    """Does this node make a tensor of its own: no view of another, nothing written in place, one
-    tensor and not several?
+    """Whether this node makes a single new tensor: no view, no in-place write, not several
+    tensors.
     """
     maker = origin_of(node)
     if (
@@ -111,8 +111,8 @@ def is_value(node: Any) -> bool:
 
 
 def reads_of(node: Any) -> tuple[str, ...]:
-    """Names of the inputs of the graph and of the nodes with a value of their own that this one
-    reads, through views.
+    """Names of the graph inputs, and of the nodes with a tensor of their own, that this node reads
+    directly or through views.
     """
     names: dict[str, None] = {}
 
@@ -128,8 +128,8 @@ def reads_of(node: Any) -> tuple[str, ...]:
 
 
 def copied(gm: Any) -> Any:
-    """A graph module over a copy of the graph, with the same names and without taps of ours; what
-    it holds is shared.
+    """A graph module with a copy of the graph: same names, without taps of whence. Its modules and
+    tensors are shared.
     """
     graph = torch.fx.Graph()
     values: dict[Any, Any] = {}
@@ -165,8 +165,8 @@ def _module_path(node: Any) -> tuple[str, str]:
 
 @functools.lru_cache(maxsize=1 << 14)
 def module_path(text: str) -> tuple[str, str]:
-    """("blocks.0.fc", "self") of "L['self']._modules['blocks']._modules['0'].fc"; also of a
-    parameter below it.
+    """(module path, variable) of dynamo's source text: ("blocks.0.fc", "self") for
+    "L['self']._modules['blocks']._modules['0'].fc". Also accepts the text of a parameter.
     """
     match = _LOCAL.match(text)
     local = match[1] if match else ""

@@ -33,12 +33,12 @@ class RunsGraphs(Protocol):
 
 
 class Graph:
-    """One compiled graph. It stays with the compiled code, also when nobody listens any more; then
-    it only runs it.
+    """One compiled graph. It lives as long as the compiled code; without a listener it only runs
+    the code.
 
-    name: as torch counts graphs ("model__0_forward_1"). id: "0/0", frame and compile of it, counted
-    within the run; torch_id: as torch counts. phase: "forward" or "backward". code: by mode, called
-    with the list of inputs. modules: variable -> path of the module that it held.
+    name: torch's name ("model__0_forward_1"). id: "0/0", its frame and compile counted within the
+    run; torch_id: as torch counts. phase: "forward" or "backward". code: by mode, called with the
+    list of inputs. modules: variable -> path of the module that it held.
     """
 
     def __init__(
@@ -91,20 +91,20 @@ class Graph:
         return owner.run(self, inputs)
 
     def seen(self, name: str, value: Any) -> None:
-        """A tensor inside is there now."""
+        """Called by compiled code when a tensor inside is computed."""
         owner = self._owner()
         if owner is not None and owner.active:
             owner.take(self, name, value)
 
     def ran(self, node: Any, args: Any, kwargs: Any, out: Any, value: Any) -> None:
-        """An operator of the graph has run, where it is run node by node."""
+        """Called after an operator of the graph when it runs node by node."""
         owner = self._owner()
         if owner is not None and owner.active and nodes.is_value(node):
             owner.take_node(self, node, args, kwargs, out, value)
 
     def scope(self, name: nodes.Named) -> str:
-        """The path of the module that a node is in, in this execution: one graph may serve several
-        modules.
+        """The path of the module that a node belongs to in this execution: one graph may serve
+        several modules.
         """
         if not name.local and not name.scope:
             path = self.modules.get("", "")
@@ -121,7 +121,7 @@ class Graph:
 
 
 class Execution:
-    """One execution of a graph; also what its tensors are recorded for."""
+    """One execution of a graph; also the `Sighter` of its tensors."""
 
     __slots__ = (
         "above", "counts", "graph", "keep", "micro", "mutated", "number", "numbers", "op_type",
@@ -155,7 +155,7 @@ class Execution:
 
 
 def _mutated(gm: Any) -> tuple[int, ...]:
-    """Places of the inputs that the graph writes into."""
+    """Indices of the inputs that the graph writes."""
     places = {n: i for i, n in enumerate(n for n in gm.graph.nodes if n.op == "placeholder")}
     positions: set[int] = set()
     for node in gm.graph.nodes:

@@ -1,6 +1,5 @@
-"""Executions of compiled graphs, with the tensors inside them, as records and calls.
-
-Operators inside compiled graphs, as records and calls.
+"""Records executions of compiled graphs and the operators inside them as calls, with their tensors
+as records.
 """
 
 from __future__ import annotations
@@ -39,10 +38,10 @@ from whence.records.slots import is_param
 
 
 class GraphThread(ThreadCalls):
-    """What a thread has of its own where graphs are listened to.
+    """Thread-local state of a graph listener.
 
     executions: in progress. last: (root, step, micro, counts) of the last outermost call. region:
-    the open one.
+    the open region.
     """
 
     def __init__(self) -> None:
@@ -55,8 +54,8 @@ class GraphThread(ThreadCalls):
 class GraphRuns:
     """Runs graphs and records what they compute.
 
-    paths: which module a graph belongs to. region: the open region of a kind. tell_mode: says in
-    which mode a graph is captured.
+    paths: finds the module that a graph belongs to. region: returns the open region of a kind.
+    tell_mode: notes in which mode a graph is captured.
     """
 
     def __init__(
@@ -78,11 +77,11 @@ class GraphRuns:
 
     @property
     def active(self) -> bool:
-        """Is anything recorded?"""
+        """Whether anything is recorded."""
         return self._frames.active
 
     def clear(self) -> None:
-        """Forget parameters that were met."""
+        """Forget all parameters."""
         self._parameters.clear()
 
     def run(self, graph: Graph, inputs: Any) -> Any:
@@ -113,8 +112,8 @@ class GraphRuns:
         return self._open(graph, inputs)
 
     def _examine(self, graph: Graph, inputs: Any) -> None:
-        """The first execution is done before, with nothing taken, on clones: in deep mode with the
-        taps too, to choose the mode.
+        """Run the first execution beforehand on clones, without taking tensors, to have its results
+        for comparison; in deep mode also with the taps, to choose the mode.
         """
         if graph.mode == "fx":
             return
@@ -190,8 +189,8 @@ class GraphRuns:
         return execution
 
     def _parameter(self, tensor: Any, slot: str, execution: Execution) -> tuple[Any, str]:
-        """The record of a parameter, which is looked at again only when its version or a sample of
-        its bytes changed.
+        """The record of a parameter. The parameter is recorded again only if its version or a
+        sample of its bytes changed.
         """
         place, version = address_of(tensor), None if tensor.is_inference() else tensor._version
         nbytes = tensor.nbytes if tensor.is_cpu and tensor.is_contiguous() else 0
@@ -286,7 +285,7 @@ class GraphRuns:
         )
 
     def take(self, graph: Graph, name: str, value: Any) -> None:
-        """Compiled code says that this tensor is there."""
+        """Record a tensor that compiled code shows."""
         site = graph.learned[graph.mode].sites.get(name)
         if site is not None and isinstance(value, torch.Tensor):
             self._taking(
@@ -313,8 +312,8 @@ class GraphRuns:
 
 @contextlib.contextmanager
 def _stock_hooks(graph: Graph) -> Iterator[None]:
-    """On devices whose kernels torch itself puts hooks behind: they are ours while this graph
-    runs.
+    """Context in which torch's own hooks after kernels call this graph, on devices where torch
+    provides them.
     """
     if not graph.learned["exact"].stock:
         yield
@@ -326,15 +325,15 @@ def _stock_hooks(graph: Graph) -> Iterator[None]:
 
 
 class _GraphOperators:
-    """Records what an execution of a graph computes on the way, each tensor as a call of the
-    operator that made it.
+    """Records the tensors inside an execution of a graph, each as a call of the operator that made
+    it.
     """
 
     def __init__(self, session: Session, registry: TensorRegistry, writer: ProgramWriter) -> None:
         self._session, self._registry, self._writer = session, registry, writer
 
     def take_tensor(self, execution: Execution, site: Site, value: Any) -> None:
-        """Compiled code has computed this tensor."""
+        """Record a tensor that compiled code has computed."""
         name = site.node
         seer = _Looker(
             execution.graph.scope(name), name.base, execution.keep and self._session.elements_on
@@ -438,7 +437,7 @@ class _GraphOperators:
 
 
 class _Looker:
-    """What a tensor inside a graph is recorded for."""
+    """The `Sighter` of a tensor inside a graph."""
 
     __slots__ = ("keep", "op_type", "placements", "scope")
 
@@ -448,8 +447,8 @@ class _Looker:
 
 
 def _logical(value: Any, shape: Any) -> Any:
-    """The buffer in the shape of the node. A buffer has the node's order of elements; only its
-    extents may be folded.
+    """The buffer reshaped to the node's shape. Its elements are already in the node's order; only
+    extents may be folded together.
     """
     if shape is None or len(shape) == value.dim():
         return value
@@ -466,12 +465,14 @@ def _logical(value: Any, shape: Any) -> Any:
 
 
 class Unknown(Exception):
-    """A size that the inputs do not tell."""
+    """The graph has no program; the text is the reason, for example a size that the inputs do not
+    determine.
+    """
 
 
 class Sizes:
-    """The sizes of one call of a graph, whose nodes may hold symbols: what its inputs bind them
-    to.
+    """The concrete sizes of one call of a graph: the values that its inputs bind to the symbols in
+    its nodes.
     """
 
     def __init__(self, gm: Any, inputs: Sequence[Any]) -> None:
@@ -492,8 +493,8 @@ class Sizes:
             self._bound.setdefault(symbol, int(extent))
 
     def of(self, value: Any) -> Any:
-        """A plain number for a symbolic one, other values as they are. Raises Unknown for what the
-        inputs do not tell.
+        """The number for a symbolic value; other values unchanged. Raises Unknown where the inputs
+        do not determine it.
         """
         if isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)):
             solved = (
@@ -514,7 +515,7 @@ class Sizes:
 
     @property
     def key(self) -> tuple[tuple[str, int], ...]:
-        """These sizes, to tell them from others."""
+        """A key that identifies these sizes."""
         return tuple(sorted((str(s), n) for s, n in self._bound.items()))
 
 
@@ -526,9 +527,9 @@ def program_of(
     constant: Callable[[str, Any], int],
     scope: Callable[[Named], str] = lambda node: node.scope,
 ) -> tuple[Program | None, str]:
-    """The graph as a program for these sizes, or why there is none.
+    """The graph as a program for these sizes, or the reason why there is none.
 
-    slots: of the graph's call, by placeholder ("input.0", "param.fc.weight"). constant: gives the
+    slots: of the graph's call, by placeholder ("input.0", "param.fc.weight"). constant: returns the
     record of a tensor that the graph holds. scope: the module path of a node.
     """
     try:
@@ -539,7 +540,7 @@ def program_of(
 
 
 class _GraphProgram:
-    """Reads the nodes of a graph one by one. Arguments as of `program_of`."""
+    """Translates the nodes of a graph one by one. Arguments as for `program_of`."""
 
     def __init__(
         self,
@@ -566,7 +567,7 @@ class _GraphProgram:
         self._base = ""
 
     def of(self, inputs: Sequence[Any]) -> Program:
-        """The program. inputs: of the call. Raises Unknown where there is none."""
+        """The program for the inputs of a call. Raises Unknown where there is none."""
         values = iter(inputs)
         for node in self._gm.graph.nodes:
             if node.op == "placeholder":

@@ -1,11 +1,11 @@
-"""Has inductor say what its code computes: a call of ours behind each kernel (exact), behind each
-node (deep), or the graph itself (fx).
+"""Makes inductor's code show its tensors: by a call after each kernel (exact), after each node
+(deep), or by running the graph itself (fx).
 
-Patched while a graph of ours is compiled and restored after; the caches are bypassed, since no key
-of theirs knows of the patch.
+Inductor is patched while a graph is compiled for whence, and restored afterwards. Its caches are
+bypassed, since their keys do not include the patch.
 
-Mode deep: an operator that only looks behind each node of the graph that inductor lowers. It
-keeps a value from being fused away, and that may round it.
+Mode deep: an operator that only reads is added after each node of the graph that inductor lowers.
+It prevents the value from being fused away, which may round it.
 """
 
 from __future__ import annotations
@@ -47,9 +47,9 @@ SWITCHES: dict[str, dict[str, tuple[str, ...]]] = {
     },
     CUDA_GRAPHS: {"torch._inductor.config": ("triton.cudagraphs",)},
 }
-"""What is off while graphs are captured, in words, and the settings that say so, by the module that
-has them: no cache may answer or keep a graph of ours, and no CUDA graph may replay without our
-Python code.
+"""Settings that are off while graphs are captured: name in words -> module -> its settings. No
+cache may supply or keep an instrumented graph, and no CUDA graph may replay without the Python code
+of whence.
 """
 _INSTEAD = (
     "mode='deep' (--graph-mode deep) needs none of it, mode='fx' runs the graph without "
@@ -104,7 +104,7 @@ def _has(kind: Any, name: str) -> bool:
 
 @contextlib.contextmanager
 def off(names: Iterable[str]) -> Iterator[None]:
-    """While this lasts, these `SWITCHES` are off; what this torch has not is passed over."""
+    """Context in which these `SWITCHES` are off; settings that this torch lacks are skipped."""
     with contextlib.ExitStack() as stack:
         for name in names:
             for module, settings in SWITCHES[name].items():
@@ -116,7 +116,7 @@ def off(names: Iterable[str]) -> Iterator[None]:
 
 
 def switched() -> list[str]:
-    """The `SWITCHES` that are on now: a capture changes them."""
+    """The `SWITCHES` that are on now, which a capture turns off."""
     if getattr(find("torch._inductor.config"), "force_disable_caches", False):
         return [name for name in SWITCHES if name != CACHES and _is_on(name)]
     return [name for name in SWITCHES if _is_on(name)]
@@ -131,15 +131,15 @@ def _is_on(name: str) -> bool:
 
 
 def _setting(config: Any, path: str) -> Any:
-    """Its value, `_NONE` where this torch has no such setting."""
+    """Value of a setting, `_NONE` where this torch lacks it."""
     for part in path.split("."):
         config = getattr(config, part, _NONE)
     return config
 
 
 def is_precompiling() -> bool:
-    """Is a graph compiled now to be kept as a package (`aot_compile`, AOTInductor, dynamo's
-    `caching_precompile`)? It is written as it is, and nothing of ours may be in it.
+    """Whether the graph being compiled is kept as a package (`aot_compile`, AOTInductor, dynamo's
+    `caching_precompile`). It is stored as compiled, so it must not contain calls into whence.
     """
     return any(
         getattr(holder, setting, False) is True
@@ -153,8 +153,8 @@ def is_precompiling() -> bool:
 
 @contextlib.contextmanager
 def outside() -> Iterator[None]:
-    """Around everything that compiles a graph of ours: `SWITCHES` are off. Caches of kernels stay:
-    they go by the kernel's source, and that is unchanged.
+    """Context for compiling an instrumented graph: `SWITCHES` are off. Kernel caches stay on: their
+    key is the kernel's source, which is unchanged.
     """
     from torch._inductor import config
 
@@ -168,8 +168,8 @@ def outside() -> Iterator[None]:
 
 @contextlib.contextmanager
 def inner_compile(function: Any, instead: Callable[..., Any]) -> Iterator[None]:
-    """While this lasts, `compile_fx` compiles by `instead` when not told by what: for those who
-    imported it before.
+    """Context in which `compile_fx` uses `instead` as its default `inner_compile`, also for code
+    that imported it earlier.
     """
     names = list(inspect.signature(function).parameters) if inspect.isfunction(function) else []
     defaults = function.__defaults__ if "inner_compile" in names else None
@@ -187,8 +187,8 @@ def inner_compile(function: Any, instead: Callable[..., Any]) -> Iterator[None]:
 
 
 def compile_graph(gm: Any, example_inputs: Any, collected: Collected, how: dict[str, Any]) -> Any:
-    """Compile with what `collected.mode` shows; of mode "fx" only the graph is taken, and None
-    returned. Raises what inductor raises.
+    """Compile a graph so that it shows its tensors as `collected.mode` says. In mode "fx" only the
+    graph is kept, and None is returned. Raises what inductor raises.
     """
     from torch._inductor import compile_fx, config
 
@@ -236,8 +236,8 @@ def _patched(collected: Collected) -> Iterator[None]:
 
 
 def _code(collected: Collected, previous: Any, text: str) -> None:
-    """The generated code is there, and with it what inductor knows of its kernels; both are gone
-    after the compile.
+    """Keep what inductor knows of its kernels when the code is generated, since it is gone after
+    the compile.
     """
     if previous is not None:
         previous(text)
@@ -267,8 +267,8 @@ def _run(original: Any) -> Any:
 
 
 def _taps(previous: Any, collected: Collected) -> Any:
-    """A pass that puts a tap behind every node with a value of its own, after the pass that the
-    user set.
+    """A graph pass that adds a tap after every node with a tensor of its own. previous: the user's
+    pass, which runs first.
     """
     _define_tap()
     base = find("torch._inductor.custom_graph_pass", "CustomGraphPass") or object
@@ -288,7 +288,7 @@ def _taps(previous: Any, collected: Collected) -> Any:
 
 
 def _put_taps(graph: Any, collected: Collected) -> None:
-    """Put a tap behind every node with a value of its own, and note what it is."""
+    """Add a tap after every node with a tensor of its own, and note its `Site`."""
     collected.sites.clear()
     last = next(n for n in reversed(graph.nodes) if n.op == "output")
     for node in list(graph.nodes):
@@ -347,11 +347,11 @@ def _look(value: Any, name: str) -> None:
 
 _SEEN = "seen as _whence_seen"
 _NO_CHANGE = {"expand", "view", "reshape", "slice", "alias", "detach"}
-"""Views that have the elements of their input in the same order when they have its shape."""
+"""Views that keep the order of elements when they have the shape of their input."""
 
 
 def is_whole(graph: Any) -> bool:
-    """Is this the graph itself, not one of a branch or of constants?"""
+    """Whether this is the main graph, not that of a branch or of constants."""
     return type(graph).__name__ == "GraphLowering" and not getattr(graph, "is_const_graph", False)
 
 
@@ -407,8 +407,8 @@ def _extern(original: Any) -> Any:
 
 
 def _schedule(original: Any) -> Any:
-    """Of devices with kernels of their own: torch's stock flag writes the line, with the node's
-    name; what it is is noted here.
+    """For devices where a flag of torch makes inductor write a hook after each kernel, with the
+    node's name: only the description of the tensor is noted here.
     """
 
     def codegen_node_schedule(self: Any, features: Any, *args: Any, **kwargs: Any) -> Any:
@@ -433,8 +433,9 @@ def _show(
     *,
     lines: bool = True,
 ) -> None:
-    """Note which values a kernel leaves. nodes: of the scheduler, that it computes. live: buffers
-    that outlast it, None for all. lines: write the line that shows each.
+    """Note which tensors a kernel computes. nodes: the scheduler's nodes in the kernel. live:
+    buffers that outlive the kernel, None for all. lines: write the line of code that shows each
+    tensor.
     """
     from torch._inductor.virtualized import V
 
@@ -465,7 +466,7 @@ def _show(
 def _values(
     collected: Collected, graph: Any, nodes: list[Any], live: set[str] | None, lines: bool
 ) -> list[tuple[str, Any]]:
-    """(buffer, node or None) of the values that are whole behind a kernel. Parameters as of
+    """(buffer, node or None) of the tensors that are complete after a kernel. Parameters as for
     `_show`.
     """
     removed = set(graph.removed_buffers) | set(getattr(graph, "inplaced_to_remove", ()))
@@ -505,7 +506,7 @@ def _values(
 def _computed(
     collected: Collected, graph: Any, nodes: list[Any], own_buffers: set[str], reads: Iterable[str]
 ) -> set[str]:
-    """Names of the graph's nodes that a kernel computes: they lead from what it reads to its own
+    """Names of the graph's nodes that a kernel computes: those between what it reads and its own
     buffers.
     """
 
@@ -523,8 +524,8 @@ def _buffer(graph: Any, name: str) -> Any:
 
 
 def _changed(graph: Any, name: str) -> str:
-    """The buffer of the graph's own that the kernel leaving `name` changed in place, where none
-    does after it; else `name`.
+    """The buffer inside the graph that the kernel with output `name` changed in place, if no later
+    kernel changes it; else `name`.
     """
     scheduler = graph.scheduler
     whole = getattr(scheduler, "mutation_real_name", {}).get(name, name)
@@ -533,8 +534,8 @@ def _changed(graph: Any, name: str) -> str:
 
 
 def _unfinished(graph: Any, buffer: Any, collected: Collected) -> bool:
-    """Is this filled now, and given the value of its node by a later kernel, which changes it in
-    place?
+    """Whether a later kernel changes this buffer in place and only then gives it its node's
+    value.
     """
     changed = getattr(graph.scheduler, "mutation_renames", {}).get(buffer.get_name())
     changer = getattr(graph.scheduler, "name_to_buf", {}).get(changed)
@@ -545,8 +546,8 @@ def _unfinished(graph: Any, buffer: Any, collected: Collected) -> bool:
 
 
 def _between(starts: set[str], ends: list[Any]) -> set[str]:
-    """Names of the nodes that lead to `ends` from the values `starts`, these left out. What an end
-    is made of that is not known counts.
+    """Names of the nodes on the way from the values `starts`, excluded, to `ends`. Inputs of an end
+    that are not among `starts` are included.
     """
     inner: dict[str, None] = {}
     todo = [*ends]
@@ -577,7 +578,7 @@ def _is_tensor(buffer: Any) -> bool:
 
 
 def _node_of(buffer: Any, collected: Collected) -> Any:
-    """The node whose value lies in this buffer, None where none is known."""
+    """The node whose value is in this buffer, None where none is known."""
     node = buffer.get_origin_node() if hasattr(buffer, "get_origin_node") else None
     if (
         node is None
@@ -592,8 +593,8 @@ def _node_of(buffer: Any, collected: Collected) -> Any:
 
 
 def _joined(graph: Any, buffer: Any) -> Any:
-    """The buffer that this one is a part of: what is joined by a cat is written in its place at
-    once.
+    """The buffer that this one is a part of, None for none: the operands of a cat are written
+    directly into its result.
     """
     view = getattr(getattr(buffer, "layout", None), "view", None)
     whole = (
@@ -603,8 +604,8 @@ def _joined(graph: Any, buffer: Any) -> Any:
 
 
 def _handed(graph: Any, buffer: Any, collected: Collected) -> Any:
-    """The node whose value was written into this buffer for an operator that is not a kernel of
-    inductor's and wants it in memory.
+    """The node whose value was written to this buffer as the input of an operator that is not an
+    inductor kernel; None where none is known.
     """
     name = buffer.get_name()
     scheduled = getattr(graph.scheduler, "name_to_buf", {}).get(name)

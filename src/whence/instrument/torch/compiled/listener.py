@@ -1,10 +1,10 @@
-"""Listens to compiled graphs: every execution of a graph of inductor's with the tensors inside it,
-beside the modules that stay eager.
+"""Records compiled graphs: every execution of an inductor graph with the tensors inside it, along
+with the modules that stay eager.
 
-`torch.compile` is instrumented by having its backend hand each graph to us instead of to inductor
+`torch.compile` is instrumented by letting its backend pass each graph to whence instead of inductor
 (`inductor_taps` has the patches). Each execution is a call of kind "graph" below the module that
 ran it, each tensor in it a call of kind "operator" below that. The first execution of a graph is
-done a second time with nothing taken, on clones: whether the bits differ is the observer effect.
+also run on clones with no tensor taken: whether the bits differ is the observer effect.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class GraphListener(Listener):
     """A `Listener` that also records what compiled graphs compute.
 
     folder: of the run, for the texts of graphs. program: instrument every torch.compile of the
-    process, not only what is told to.
+    process, not only those asked for.
     """
 
     def __init__(
@@ -165,7 +165,7 @@ class GraphListener(Listener):
 
 
 class _ModulePrograms(ProgramCache):
-    """Programs of modules, but of those that run graphs."""
+    """Programs of modules, except modules that run graphs."""
 
     def program_of(self, frame: ModuleFrame, error: str) -> tuple[str, str]:
         if frame.operators and not frame.note:
@@ -225,10 +225,10 @@ def backend_with(listener: GraphListener, ended: Callable[[], None] | None = Non
 
 
 class _Inductor(torch._TorchCompileInductorWrapper):  # type: ignore[misc]
-    """What `torch.compile` takes as backend: inductor, its graphs instrumented as long as a
-    listener is there.
+    """A backend for `torch.compile`: inductor, with its graphs instrumented while a listener is
+    active.
 
-    Equal to itself only: dynamo would take code compiled for one capture for another.
+    Equal only to itself: otherwise dynamo would take code compiled for one capture for another.
     """
 
     listener: GraphListener | None = None
@@ -273,7 +273,9 @@ _compiling = threading.RLock()
 
 
 class GraphCompiler:
-    """Compiles graphs. folder: of the run, for the texts of graphs. runs: runs them, once set."""
+    """Compiles graphs so that they show their tensors. folder: of the run, for the texts of graphs.
+    runs: runs the graphs; set after construction.
+    """
 
     runs: RunsGraphs
 
@@ -296,9 +298,9 @@ class GraphCompiler:
 
     @contextlib.contextmanager
     def instrumenting(self, whole: Any = None) -> Iterator[None]:
-        """While this lasts, graphs that are handed to inductor on this thread come to us.
+        """Context in which graphs passed to inductor on this thread go to whence.
 
-        whole: what dynamo handed to a backend that may know `compile_fx` since before.
+        whole: the graph that dynamo gave to a backend which may have imported `compile_fx` earlier.
         """
         from torch._inductor import compile_fx
 
@@ -343,8 +345,8 @@ class GraphCompiler:
                     compile_fx.compile_fx = original
 
     def _switch(self, *names: str) -> None:
-        """Say which settings are not as the program has them while its graphs compile; in mode fx
-        its graphs do not run as it has them anyway.
+        """Note which settings differ from the program's while its graphs compile. In mode fx its
+        graphs do not run its compiled code anyway.
         """
         if self.mode == "fx":
             return
@@ -354,8 +356,8 @@ class GraphCompiler:
             self._tell(SWITCHED, f"{name} are off while graphs are captured")
 
     def other_backend(self, wrapper: Any, gm: Any, inputs: Any, out: Any) -> Any:
-        """What runs instead of what another backend returned: the same, where it is not a graph
-        that Python runs.
+        """The code to run in place of what another backend returned: the same code where that is
+        not a graph run by Python.
         """
         name = getattr(wrapper, "compiler_name", "") or getattr(
             getattr(wrapper, "compiler_fn", None), "__name__", type(wrapper).__name__
@@ -394,9 +396,7 @@ class GraphCompiler:
             self._session.note(kind, text)
 
     def _compile(self, modules: dict[str, str], gm: Any, example_inputs: Any, **how: Any) -> Any:
-        """In the place of inductor's compile_fx_inner, for forward, backward and inference
-        graphs.
-        """
+        """Replaces inductor's compile_fx_inner, for forward, backward and inference graphs."""
         from torch._inductor import compile_fx
 
         self.compiles += 1
@@ -488,7 +488,7 @@ class GraphCompiler:
         return code
 
     def _number(self) -> tuple[str, str]:
-        """(id counted within the run, id as torch counts it) of what is compiled now."""
+        """(id counted within the run, torch's id) of the graph being compiled."""
         compile_id = str(torch._guards.CompileContext.current_compile_id() or "")
         if compile_id not in self._ids:
             frame = self._compiled.setdefault(compile_id.partition("/")[0], [])
@@ -515,8 +515,8 @@ class GraphCompiler:
         self._session.note("graph", f"{sentence}; text in {text}" if text else sentence)
 
     def _write_texts(self, graph: Graph, original: str) -> str:
-        """Write the graph before and after optimisation into the run; the name of the second file,
-        "" where that failed.
+        """Write the graph before and after optimisation into the run. Returns the name of the
+        second file, "" if that failed.
         """
         learned = graph.learned[graph.mode]
         stamp = datetime.datetime.now().strftime("%Y%m%d%H%M%S%f")
@@ -540,8 +540,8 @@ def _name() -> str:
 
 
 def _own(gm: Any) -> Any:
-    """A copy that a compile may change. Graphs of branches and loops are changed too, so they are
-    copied with it.
+    """A copy of the graph that a compile may change. Subgraphs of branches and loops are changed
+    too, so they are copied as well.
     """
     if any(isinstance(child, torch.fx.GraphModule) for child in gm.children()):
         return copy.deepcopy(gm)
@@ -549,15 +549,15 @@ def _own(gm: Any) -> Any:
 
 
 def _reported_strides() -> Any:
-    """The list in which a compile tells AOT autograd how the outputs of its forward graph lie; None
-    where none is kept.
+    """The list in which a compile reports the strides of its forward outputs to AOT autograd; None
+    where there is none.
     """
     return getattr(torch._guards.TracingContext.try_get(), "output_strides", None)
 
 
 def _report_strides(gm: Any) -> None:
-    """Tell AOT autograd how the outputs lie, as inductor would have: the backward graph is made for
-    it.
+    """Report the strides of the outputs to AOT autograd, as inductor would: the backward graph is
+    made for them.
     """
     reported = _reported_strides()
     if reported is None or len(reported):
@@ -591,12 +591,12 @@ def _kernels(learned: Collected) -> str:
 
 
 _Take = Callable[[bool, Any], Any]
-"""Makes what runs of a lowered graph: (is it a backward graph, the graph)."""
+"""(is it a backward graph, the lowered graph) -> the code to run for it."""
 _Tell = Callable[[str, str], None]
 
 
 def python_graph(compiled: Any) -> Any:
-    """The graph that what a backend returned runs, None where it is anything else."""
+    """The graph that a backend's result runs, None for any other result."""
     owner = getattr(compiled, "__self__", compiled)
     runs = compiled is owner or getattr(compiled, "__name__", "") in (
         "forward",
@@ -614,11 +614,11 @@ def _shown(
     tell: _Tell,
     quiet: Callable[[], Any],
 ) -> Any:
-    """To be run instead of what a backend returned; None where that is not a graph that Python
-    runs, or it cannot be lowered.
+    """Code to run in place of what a backend returned; None where that is not a graph run by
+    Python, or cannot be lowered.
 
-    name: of the backend. tell: notes (kind, text) for the run. quiet: a context in which nothing is
-    captured.
+    name: of the backend. take: makes the code for a lowered graph. tell: notes (kind, text) for the
+    run. quiet: a context in which nothing is captured.
     """
     from torch._dynamo.backends.common import aot_autograd
 
@@ -663,7 +663,7 @@ def _shown(
 def _alike(
     graph: Any, compiled: Any, lowered: Any, inputs: Sequence[Any], name: str, tell: _Tell
 ) -> bool:
-    """Are the results of both equal bit by bit, and what they left in their inputs? Both run on
+    """Whether both give the same results and leave the same inputs, bit by bit. Both run on
     clones.
     """
     places = [i for i, value in enumerate(inputs) if isinstance(value, torch.Tensor)]

@@ -1,4 +1,4 @@
-"""Which module a graph belongs to: by the parameters it is given, or the code that runs."""
+"""Finds the module that a graph belongs to, by the parameters it gets or the code that runs."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from whence.instrument.torch.module_registry import ModuleRegistry
 
 
 class ModulePaths:
-    """Paths of modules, for graphs."""
+    """Paths of the modules that graphs belong to."""
 
     def __init__(self, frames: CallFrames, modules: ModuleRegistry) -> None:
         self._thread, self._modules = frames.thread, modules
 
     def of_variables(self, gm: Any) -> dict[str, str]:
-        """Variable -> path of the module that it holds, as dynamo traced it; "" -> that of the
-        module whose code this is.
+        """Variable name -> path of the module that it held when dynamo traced the graph; "" -> path
+        of the module whose code this is.
         """
         by_local = {"": self._module_on_the_stack()}
         paths: dict[int, str] | None = None
@@ -45,8 +45,8 @@ class ModulePaths:
         return by_local
 
     def _paths(self) -> dict[int, str]:
-        """Address -> path of every parameter and buffer of the roots, the one that is called now
-        first.
+        """Address -> path of every parameter and buffer of the roots, with the root that is being
+        called first.
         """
         stack = self._thread.stack
         roots = [stack[0].root] if stack else []
@@ -62,7 +62,9 @@ class ModulePaths:
         return paths
 
     def _module_on_the_stack(self) -> str:
-        """The path of the innermost known module whose method runs now, as its variable says."""
+        """The path of the innermost known module whose method is running, found by the first
+        argument of the frame.
+        """
         frame: Any = sys._getframe(1)
         while frame is not None:
             code = frame.f_code
@@ -77,8 +79,8 @@ class ModulePaths:
         return _plain(self._thread.stack[-1].scope) if self._thread.stack else ""
 
     def of_inputs(self, graph: Graph, inputs: Any) -> dict[int, str]:
-        """Path of the parameter that each input is, by place; sets which module the graph serves
-        now.
+        """Input index -> path of the parameter that it is. Also notes in the graph which module it
+        serves now.
         """
         addresses = {
             i: address_of(value)
@@ -108,7 +110,9 @@ def _plain(path: str) -> str:
 
 
 def _moved(old: str, new: str) -> tuple[str, str]:
-    """("blocks.0", "blocks.1") of "blocks.0.fc.weight" and "blocks.1.fc.weight"."""
+    """The prefixes in which two paths differ: ("blocks.0", "blocks.1") for "blocks.0.fc.weight" and
+    "blocks.1.fc.weight".
+    """
     a, b = old.split("."), new.split(".")
     while a and b and a[-1] == b[-1]:
         a.pop()

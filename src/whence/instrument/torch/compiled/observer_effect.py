@@ -1,5 +1,5 @@
-"""Whether taking tensors out of compiled code changes what it computes: the same code once more
-with nothing taken, compared bit by bit.
+"""Measures whether taking tensors out of compiled code changes its results: the same code runs once
+more with nothing taken, and the bits are compared.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 class Cannot(Exception):
-    """The graph cannot be run twice, and why."""
+    """The graph cannot be run twice; the text is the reason."""
 
 
 def silently(
@@ -39,11 +39,11 @@ def silently(
     keep: Collection[int],
     mutated: Collection[int],
 ) -> list[Any]:
-    """What the code returns for clones of these inputs, then what it left in the inputs at
-    `mutated`. The program sees nothing of it.
+    """Run the code on clones of these inputs, invisibly to the program. Returns its results, then
+    the inputs at `mutated` after the run.
 
-    keep: places of inputs that need no clone: the code does not write them. Random number
-    generators are put back. Raises Cannot.
+    keep: indices of inputs that need no clone, because the code does not write them. The states of
+    random generators are restored. Raises Cannot.
     """
     for node in gm.graph.nodes:
         if (
@@ -72,7 +72,7 @@ def silently(
 
 
 def _clones(inputs: Sequence[Any], keep: Collection[int]) -> list[Any]:
-    """Inputs that share memory share it as clones too."""
+    """Clones of the inputs. Inputs that share memory also share it as clones."""
     storages: dict[int, Any] = {}
     clones: list[Any] = []
     for i, value in enumerate(inputs):
@@ -94,9 +94,7 @@ def _clones(inputs: Sequence[Any], keep: Collection[int]) -> list[Any]:
 
 
 def difference(expected: Sequence[Any], actual: Sequence[Any]) -> str:
-    """ "" where they are equal bit by bit, else in words how far apart: "3 ulp in 2 of 5
-    tensors".
-    """
+    """The difference in words ("3 ulp in 2 of 5 tensors"), "" where all bits are equal."""
     if len(expected) != len(actual):
         return f"{len(actual)} tensors instead of {len(expected)}"
     differing = worst = 0
@@ -113,7 +111,9 @@ def difference(expected: Sequence[Any], actual: Sequence[Any]) -> str:
 
 
 def _ulp(a: Any, b: Any) -> int:
-    """The most steps between two elements, 0 when all bits are equal."""
+    """Largest distance between two elements in units in the last place, 0 when all bits are
+    equal.
+    """
     if a.is_complex():
         a, b = torch.view_as_real(a.resolve_conj()), torch.view_as_real(b.resolve_conj())
     a, b = a.contiguous(), b.contiguous()

@@ -1,5 +1,5 @@
-"""Watches what compiled graphs return, where dynamo has it from their backend: outside of every
-cache and CUDA graph, so that it leaves the compiler as the program set it.
+"""Watches what compiled graphs return, at the point where dynamo gets the code from its backend:
+outside every cache and CUDA graph, so that the compiler's settings stay as the program has them.
 """
 
 from __future__ import annotations
@@ -29,10 +29,11 @@ _DEEP = 4  # views that may lie between an output and the backward pass of its g
 
 
 class Results:
-    """What the compiled graphs of this process return, as digests. folder: where `finish` leaves
+    """Digests of what the compiled graphs of this process return. folder: where `finish` writes
     them. off: names of `SWITCHES` that are off while graphs are compiled.
 
-    It stands outside of a listener: what that returns in the place of a backend's code is watched.
+    It wraps around a listener: code that a listener returns in place of the backend's is watched
+    too.
     """
 
     def __init__(self, folder: Path, off: Sequence[str] = ()) -> None:
@@ -47,7 +48,7 @@ class Results:
         self._count, self._whole, self._problem = 0, xxhash.xxh3_128(), ""
 
     def install(self) -> None:
-        """Watch what every backend returns from now on."""
+        """Start watching what every backend returns."""
         for name in ("_TorchCompileInductorWrapper", "_TorchCompileWrapper"):
             if (kind := getattr(torch, name, None)) is not None:
                 self._patch(kind)
@@ -74,7 +75,7 @@ class Results:
         self._patched.clear()
 
     def finish(self, switched: Iterable[str] = ()) -> None:
-        """Stop watching, and leave what was seen in the folder. Once only. switched: names of
+        """Stop watching, and write the digests to the folder. Call it once only. switched: names of
         `SWITCHES` that a capture turned off.
         """
         self.remove()
@@ -93,7 +94,7 @@ class Results:
         disk.write_file(self._folder / f"{os.getpid()}.json", msgspec.json.encode(returned))
 
     def renew(self) -> None:
-        """In a forked child: nothing of what the parent computed is its own."""
+        """Start anew in a forked child: the parent's results are not its own."""
         self._lock = threading.Lock()
         self._forget()
 
@@ -141,15 +142,15 @@ class Results:
 
 
 def _is_backward_compiled() -> bool:
-    """Does dynamo compile backward passes as they run? A hook would become a part of them."""
+    """Whether dynamo compiles backward passes while they run. A hook would become part of the
+    compiled code.
+    """
     compiled_autograd = find("torch._dynamo.compiled_autograd")
     return bool(getattr(compiled_autograd, "compiled_autograd_enabled", False))
 
 
 def _name(gm: Any) -> str:
-    """Which graph it is: frame and compile as torch counts them, and the line of code that its last
-    operator is of.
-    """
+    """Name of a graph: torch's frame and compile id, and the source line of its last operator."""
     context = torch._guards.CompileContext.try_get()
     compile_id = str(context.compile_id) if context is not None else "?"
     for node in reversed(getattr(getattr(gm, "graph", None), "nodes", ())):
@@ -163,12 +164,14 @@ def _name(gm: Any) -> str:
 
 
 def _version(tensor: Any) -> int:
-    """How often it was written; what is made for inference counts as never written."""
+    """Version of a tensor, 0 for an inference tensor."""
     return 0 if tensor.is_inference() else int(tensor._version)
 
 
 def _backward(tensor: Any) -> Any:
-    """The backward pass of the compiled graph that returned this, None where it has none."""
+    """The backward node of the compiled graph that returned this tensor, None where there is
+    none.
+    """
     node = tensor.grad_fn
     for _ in range(_DEEP):
         if node is None or "CompiledFunction" in node.name():

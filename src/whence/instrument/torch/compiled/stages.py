@@ -1,8 +1,8 @@
-"""Puts another backend in the place of the one a program gives to `torch.compile`: one rung of the
-ladder of compile stages.
+"""Replaces the backend that a program gives to `torch.compile` by that of one rung of the ladder of
+compile stages.
 
-Nothing of the program is edited: `torch.compile` itself is wrapped while a capture with the option
-`rung` is active.
+The program is not edited: `torch.compile` itself is wrapped while a capture with the option `rung`
+is active.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from whence.instrument.torch.compiled.what_compiled import Compiled, note
 from whence.instrument.wording import counted
 
 SHELL = "_whence_shell"
-"""Attribute of a function that was compiled on a rung: the module that stands for it."""
+"""Attribute of a function compiled on a rung: the module that represents it."""
 
 ROUNDED = "rounded"
-"""Eager too, and what every module returns is rounded once more, up or down by chance: how far
-rounding alone takes this program.
+"""Rung that runs eagerly and rounds the floating-point results of every module once more, randomly
+up or down: it shows how far rounding alone changes this program.
 """
 
 # The rung of `RUNGS["torch"]` -> the backend of that name in torch. "eager" compiles
@@ -41,14 +41,14 @@ _UNCACHED = (_STATIC, "inductor_caches_off")
 
 
 class Rung:
-    """While installed, `torch.compile` uses the backend of one rung. remove() puts torch back and
-    notes what was compiled.
+    """While installed, `torch.compile` uses the backend of one rung. remove() restores torch and
+    returns what was compiled.
 
-    Kept of the program's own options: dynamic, fullgraph, disable and the guard filter; on the rung
-    "inductor" all, backend too. On "inductor_caches_off" no cache of whole graphs is read or
-    written, on "inductor_dynamic_off" every shape and number is compiled for itself too. Random
-    numbers are drawn as eager draws them (inductor's `fallback_random`), or dropout would differ on
-    every rung.
+    These options of the program are kept: dynamic, fullgraph, disable and the guard filter; from
+    the rung "inductor_dynamic_off" on, the backend and its options too. "inductor_caches_off" uses
+    no cache of whole graphs; "inductor_dynamic_off" also compiles for every shape and number
+    separately. Random numbers are drawn as in eager mode (inductor's `fallback_random`); otherwise
+    dropout would differ on every rung.
     """
 
     def __init__(self, name: str) -> None:
@@ -86,7 +86,7 @@ class Rung:
         torch.nn.Module.compile = of_modules
 
     def remove(self) -> Compiled:
-        """Put torch back, and say what was compiled until now. Once only."""
+        """Restore torch, and return what was compiled until now. Call it once only."""
         torch.compile, torch.nn.Module.compile = self._original, self._of_modules
         if self._hook is not None:
             self._hook.remove()
@@ -104,7 +104,7 @@ class Rung:
         )
 
     def finish(self, session: Session) -> None:
-        """Put torch back, and note in a run what was compiled. Once only."""
+        """Restore torch, and note in a run what was compiled. Call it once only."""
         note(session, self.remove())
 
     def _compile(self, original: Callable[..., Any], model: Any, arguments: dict[str, Any]) -> Any:
@@ -138,7 +138,9 @@ class Rung:
         ] = None
 
     def _set(self) -> None:
-        """Settings of the rung, once the program compiles: inductor takes seconds to import."""
+        """Apply the settings of the rung when the program first compiles, since importing inductor
+        takes seconds.
+        """
         if self._random is not None:
             return
         import torch._inductor.config as inductor
@@ -152,8 +154,8 @@ class Rung:
 
 
 class _Rounding:
-    """A forward hook: floating results times 1 + u * xi, xi uniform in -1..1, u the unit roundoff.
-    Draws nothing of the program's.
+    """A forward hook that multiplies floating-point results by 1 + u * xi, with xi uniform in -1..1
+    and u the unit roundoff. It uses random generators of its own.
     """
 
     def __init__(self) -> None:
@@ -182,7 +184,7 @@ class _Rounding:
 
 
 class Function(torch.nn.Module):  # type: ignore[misc]
-    """A plain function as a module, so that what it is given and returns is captured."""
+    """Wraps a plain function as a module, so that its arguments and results are captured."""
 
     def __init__(self, function: Callable[..., Any]) -> None:
         super().__init__()
@@ -194,8 +196,8 @@ class Function(torch.nn.Module):  # type: ignore[misc]
 
 
 def _seen(compiled: Any, model: Any) -> Any:
-    """A compiled plain function, such that its calls are those of a module; anything of a module is
-    seen without.
+    """Wraps a compiled plain function so that its calls are those of a module. A module, or a
+    method of one, is returned unchanged: its calls are captured anyway.
     """
     if isinstance(model, (torch.nn.Module, type)) or isinstance(
         getattr(model, "__self__", None), torch.nn.Module
@@ -215,7 +217,9 @@ def _seen(compiled: Any, model: Any) -> Any:
 
 
 def note_unseen(session: Session) -> None:
-    """Where no module was called, but dynamo compiled: note why, and what captures it."""
+    """If dynamo compiled something but no module was called, note why nothing was captured and how
+    to capture it.
+    """
     graphs, _ = _counted()
     if graphs and session.active and not session.begun:
         session.note(
@@ -227,8 +231,8 @@ def note_unseen(session: Session) -> None:
 
 
 def _counted() -> tuple[int, dict[str, int]]:
-    """What dynamo has counted in this process so far: graphs, and how often for each reason it
-    broke one.
+    """Dynamo's counts in this process: the number of graphs, and by reason the number of graph
+    breaks.
     """
     counters = getattr(sys.modules.get("torch._dynamo.utils"), "counters", None)
     if counters is None:

@@ -1,4 +1,4 @@
-"""What a program compiled on a rung, as a note of its run. Needs no torch."""
+"""What a program compiled on a rung, stored as a note of its run. Does not import torch."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ NOTE = "rung"
 class Compiled(msgspec.Struct, frozen=True):
     """What a program compiled.
 
-    requests: times something was given to `torch.compile`; backends: that it named; graphs, breaks:
-    graphs that dynamo made, and reasons for which it broke off.
+    requests: number of things given to `torch.compile`; backends: that the program named; graphs,
+    breaks: number of graphs that dynamo made, and of reasons for graph breaks.
     """
 
     rung: str
