@@ -1,5 +1,5 @@
-"""The options of a capture as code writes them, for type checkers: a misspelt one is refused before
-the program runs.
+"""The options of a capture as keyword arguments in code, for type checkers: a misspelt one is
+refused before the program runs.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""Calls in progress, as every listener keeps them: a stack for each thread, the place of each call
-in the tree of calls, and the roots whose steps are counted. Knows no framework.
+"""The calls in progress of a listener: a stack for each thread, the place of each call in the tree
+of calls, and the roots that count steps. Independent of the framework.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ _Result = TypeVar("_Result")
 Args = tuple[Any, ...]
 Kwargs = dict[str, Any]
 Hiding = tuple[Callable[[], Any], Callable[[], Any], Callable[[], int]]
-"""How a framework does not see what a listener does: makes a context for that; makes another, for
-where modes of the program are on; and how many are on.
+"""How to hide a listener from its framework: (makes a context, makes a context for when modes of
+the program are on, counts the modes that are on).
 """
 _RootT = TypeVar("_RootT", bound="Root")
 
@@ -26,8 +26,8 @@ _RootT = TypeVar("_RootT", bound="Root")
 class Root:
     """A name under which the outermost calls of a model count their steps.
 
-    ref: returns the model, None when it is gone. A model of the same kind that is made anew at
-    every step (a loss) continues the root of the one before it.
+    ref: returns the model, None when it is gone. A model that is made anew at every step (a loss)
+    continues the root of the earlier one of its kind.
     """
 
     def __init__(self, name: str, ref: Callable[[], Any]) -> None:
@@ -83,7 +83,7 @@ class Frame:
 
 
 class ThreadCalls(threading.local):
-    """The calls in progress on one thread, innermost last. busy: code of the listener runs."""
+    """The calls in progress on one thread, innermost last. busy: whence's own code is running."""
 
     def __init__(self) -> None:
         self.stack: list[Any] = []
@@ -91,7 +91,7 @@ class ThreadCalls(threading.local):
 
 
 class Switch(Protocol):
-    """What says whether calls are looked at. asleep: only those that no other call is around."""
+    """Tells whether calls are observed. asleep: only outermost calls are."""
 
     @property
     def active(self) -> bool: ...
@@ -100,9 +100,10 @@ class Switch(Protocol):
 
 
 class Looks:
-    """What the listener's own code looks at, and has looked at before the program goes on.
+    """Work that whence's own code may postpone, but must finish before the program goes on.
 
-    deferred: it may look later, while that code runs. pending: it has yet to; `finish` does it.
+    deferred: work may be postponed, since whence's own code is running. pending: there is postponed
+    work; `finish` does it.
     """
 
     __slots__ = ("deferred", "finish", "pending")
@@ -113,14 +114,14 @@ class Looks:
 
 
 def _nothing() -> None:
-    """There is nothing to look at."""
+    """Nothing to finish."""
 
 
 class CallFrames:
-    """The calls in progress of one listener, and the way its own code runs between them.
+    """The calls in progress of one listener, and contexts in which its own code runs between them.
 
-    thread: the state of the current thread. active: False once the listener has stopped, and while
-    it is asleep: it waits for a step that is recorded.
+    thread: the state of the current thread. active: False before and after listening, and while
+    asleep. asleep: waiting for a step that is recorded.
     """
 
     def __init__(
@@ -137,8 +138,9 @@ class CallFrames:
         self.active = self.asleep = False
 
     def guarded(self, action: Callable[..., _Result], *args: Any) -> _Result | None:
-        """What `action(*args)` returns; None if it raised, which ends the capture and never reaches
-        the captured program. A Ctrl-C is not held back: the call that was to begin never did.
+        """Returns `action(*args)`. If it raises, the capture ends, the program goes on, and None is
+        returned. A Ctrl-C is raised to the program, and calls that `action` added to the stack are
+        removed.
         """
         thread = self.thread
         depth = len(thread.stack)
@@ -174,7 +176,7 @@ class CallFrames:
 
     @contextlib.contextmanager
     def aside(self) -> Iterator[None]:
-        """What this thread calls inside is not listened to."""
+        """Context in which calls on this thread are not observed."""
         thread = self.thread
         before, thread.busy = thread.busy, True
         try:
@@ -183,8 +185,8 @@ class CallFrames:
             thread.busy = before
 
     def leave(self, frame: Any) -> None:
-        """Take `frame` off the stack, with calls above it that a greenlet or a Ctrl-C left without
-        an end.
+        """Remove `frame` from the stack, with calls above it that ended without notice (a greenlet,
+        a Ctrl-C).
         """
         stack = self.thread.stack
         if stack and stack[-1] is frame:
@@ -194,20 +196,22 @@ class CallFrames:
                 pass
 
     def forked(self) -> None:
-        """In a forked child: a thread that does not exist here may have held the lock."""
+        """Stop in a forked child and replace the lock, which a thread of the parent may have
+        held.
+        """
         self.active = self.asleep = False
         self._session.failed = "forked"
         self.lock = threading.RLock()
 
 
 def count(table: dict[str, int], key: str) -> int:
-    """How often `key` was counted in `table` before."""
+    """How often `key` was counted in `table` before; counts it once more."""
     number = table[key] = table.get(key, -1) + 1
     return number
 
 
 def root_or_name(roots: Iterable[_RootT], kind: str) -> tuple[_RootT | None, str]:
-    """The root of a model of this kind that is gone, or None; and the name of a new root."""
+    """(a root of this kind whose model is gone, or None; the name for a new root)."""
     alike = [root for root in roots if root.name.partition("#")[0] == kind]
     free = next((root for root in alike if root.ref() is None), None)
     return free, kind if not alike else f"{kind}#{len(alike)}"

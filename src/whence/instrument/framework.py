@@ -1,5 +1,5 @@
-"""Frameworks whose programs can be listened to, as the launcher, the site hook and
-`workflows/capture` know them.
+"""The frameworks whose programs can be captured, as the launcher, the site hook and
+`workflows/capture` use them.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from whence.records import Run
 
 
 class Surroundings(NamedTuple):
-    """What a listener needs of the packages above `instrument`.
+    """What a listener gets from the packages above `instrument`.
 
-    folder: of the run. open_run: opens a run that tensors are patched in from. parameters: (model,
-    session) -> a function that finds parameters in checkpoint files. sequences: token sequences of
-    a run. reading: what the readers know of the framework, None where they know nothing. lasting:
-    the capture ends with the process.
+    folder: of the run. open_run: opens the run that patched tensors come from. parameters: (model,
+    session) -> function that finds parameters in checkpoint files. sequences: returns the token
+    sequences of a run. reading: what the readers know of the framework, None for nothing. lasting:
+    the capture lasts until the process ends.
     """
 
     folder: str
@@ -52,13 +52,15 @@ class Listening(Protocol):
 
 
 class Stage(Protocol):
-    """A program compiled or optimised differently while a capture listens: a rung of a ladder."""
+    """Changes how a program is compiled or optimised while a capture listens: one rung of a
+    ladder.
+    """
 
     def install(self) -> None:
-        """Begin. Raises CaptureError where it cannot be had here."""
+        """Start. Raises CaptureError where the stage is not available."""
 
     def finish(self, session: Session) -> None:
-        """End, and note in the run what was compiled or optimised. Once only."""
+        """Stop, and note in the run what was compiled or optimised. Call it once only."""
 
 
 class Framework(Protocol):
@@ -74,23 +76,23 @@ class Framework(Protocol):
     LEVELS: tuple[str, ...]
 
     def owns(self, model: Any) -> bool:
-        """Is this one of its models?"""
+        """Whether the model is one of this framework."""
 
     def check(self, options: CaptureOptions) -> None:
-        """Raise UsageError for what cannot be done with its programs."""
+        """Raise UsageError for options that the framework does not support."""
 
     def determinism(self, seed: int | None, deterministic: bool) -> None:
-        """Seed its generators in this process, and choose deterministic kernels."""
+        """Seed its random generators in this process, and select deterministic kernels."""
 
     def listener(self, session: Session, model: Any, around: Surroundings) -> Listening:
-        """Listens to `model`; None: to everything of the framework in this process."""
+        """The listener for `model`; None: for everything of the framework in this process."""
 
     def stage(self, options: CaptureOptions) -> Stage:
-        """What compiles or optimises differently, as options ask. Of frameworks in `RUNGS`."""
+        """The stage that the options request. Exists for frameworks in `RUNGS` only."""
 
 
 def framework(name: str) -> Framework:
-    """The framework of a name in `FRAMEWORKS`."""
+    """The framework with a name in `FRAMEWORKS`."""
     return cast(Framework, importlib.import_module(f"whence.instrument.{name}"))
 
 
@@ -107,21 +109,21 @@ def owner_of(model: Any) -> str:
 
 
 def stage_of(name: str, options: CaptureOptions) -> Stage | None:
-    """What compiles or optimises programs of a framework differently, as options ask; None where
-    they ask nothing of it.
+    """The stage that the options request for programs of a framework; None where they request
+    none.
     """
     staged = framework_of(options.rung, options.disabled_optimizers)
     return framework(name).stage(options) if name == staged else None
 
 
 def has_level(name: str, options: CaptureOptions) -> bool:
-    """Does the level of a capture mean something for programs of this framework?"""
+    """Whether the level of a capture applies to programs of this framework."""
     return options.level in framework(name).LEVELS
 
 
 def check(name: str, options: CaptureOptions) -> None:
-    """Raise UsageError for what cannot be done with programs of this framework, Unsupported where
-    it is too old.
+    """Raise UsageError for options that this framework does not support, Unsupported where its
+    release is too old.
     """
     extras.check_imported(name)
     if not has_level(name, options):

@@ -1,5 +1,5 @@
-"""Keeps what fails in a listener from the program it listens to: the capture ends and says why, the
-program goes on.
+"""Keeps errors of a listener away from the program: the capture ends with a reason, the program
+goes on.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from whence.instrument.wording import counted, raised
 
 
 class Guard:
-    """A block of a listener's own code: holds its lock, and hands an exception that leaves the
-    block to `give_up`, which ends it there.
+    """Context of a listener's own code: holds its lock, and passes an exception to `give_up`
+    instead of raising it.
 
-    A Ctrl-C is not held back.
+    A Ctrl-C is raised.
     """
 
     def __init__(self, lock: threading.RLock, give_up: Callable[[Exception], None]) -> None:
@@ -38,8 +38,8 @@ class Guard:
 
 
 def put_back(undo: list[tuple[Any, str, Any, Any]]) -> None:
-    """Take off wrappers, the last first. undo: (owner, name, wrapper, what was there); a wrapper
-    that somebody wrapped in turn stays.
+    """Remove wrappers in reverse order. undo: (owner, name, wrapper, previous value); a wrapper
+    that another tool has wrapped stays.
     """
     while undo:
         owner, name, wrapper, previous = undo.pop()
@@ -48,7 +48,9 @@ def put_back(undo: list[tuple[Any, str, Any, Any]]) -> None:
 
 
 def end_capture(session: Session, error: BaseException) -> None:
-    """End a capture in which this error was raised by our own code, with the line it comes from."""
+    """End a capture after this error in whence's own code; the reason names the line of the
+    error.
+    """
     place = error.__traceback__
     while place is not None and place.tb_next is not None:
         place = place.tb_next
@@ -61,7 +63,9 @@ def end_capture(session: Session, error: BaseException) -> None:
 
 
 def keep_ring(session: Session, why: str) -> None:
-    """The program fails: write the steps before that, where they were kept in memory."""
+    """Write the steps kept in memory, if there are any, because the program fails. why: the event,
+    for the note.
+    """
     if session.options.ring is None or session.failed:
         return
     try:

@@ -1,5 +1,5 @@
-"""The process group that this process joined. Never imports torch, which has it: programs of other
-frameworks ask too.
+"""The process group of this process. Does not import torch: programs of other frameworks use this
+too.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The rungs of ladders: how far a program is compiled, or its graph optimised."""
+"""The rungs of each ladder: the stages to which a program is compiled, or its graph optimised."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ RUNGS: Mapping[str, tuple[str, ...]] = {
     ),
     "onnxruntime": ("off", "basic", "extended", "layout", "all"),
 }
-"""By the framework that compiles or optimises; each name is of one framework alone."""
+"""Framework -> its rungs. No name belongs to two frameworks."""
 
 
 def every_rung() -> tuple[str, ...]:
@@ -28,8 +28,8 @@ def every_rung() -> tuple[str, ...]:
 
 
 def framework_of(rung: str, disabled_optimizers: Sequence[str]) -> str:
-    """The framework whose programs these options change, "" for none. Raises UsageError where they
-    are of two.
+    """The framework whose programs these options change, "" for none. Raises UsageError for options
+    of two frameworks.
     """
     if not disabled_optimizers:
         return next((name for name, rungs in RUNGS.items() if rung in rungs), "")

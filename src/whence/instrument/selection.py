@@ -1,4 +1,4 @@
-"""Which calls, slots and ranks a capture takes, decided from names and numbers alone; the answers
+"""Decides which calls, slots and ranks a capture records, from names and numbers alone; decisions
 are remembered per module.
 """
 
@@ -17,24 +17,24 @@ Matcher = Callable[[str], bool]
 
 
 def matcher(pattern: str) -> Matcher:
-    """A test on whole names: shell style with case (`*` also crosses dots), or `re:` and a regular
-    expression that must match all.
+    """A test on whole names. pattern: shell style, case-sensitive (`*` also crosses dots), or `re:`
+    with a regular expression that must match the whole name.
 
-    The pattern was checked before (`options.check_pattern`).
+    The pattern was checked before (`option_values.check_pattern`).
     """
     compiled = re.compile(pattern[3:] if pattern.startswith("re:") else fnmatch.translate(pattern))
     return lambda name: compiled.fullmatch(name) is not None
 
 
 def any_of(patterns: Sequence[str]) -> Matcher:
-    """A test that is true when one of the patterns matches; false for no patterns."""
+    """A test that is true if any of the patterns matches; false without patterns."""
     tests = [matcher(p) for p in patterns]
     return lambda name: any(test(name) for test in tests)
 
 
 def within(number: str, ids: Sequence[str], *, children: bool = True) -> bool:
-    """Is the call with tree number `number` one of `ids`, or (children) in the subtree of one of
-    them? "0" is the root of all.
+    """Whether the call with tree number `number` is one of `ids` or, with children, in the subtree
+    of one of them. "0" is the root of all.
     """
     if number in ids:
         return True
@@ -42,8 +42,8 @@ def within(number: str, ids: Sequence[str], *, children: bool = True) -> bool:
 
 
 class Selector:
-    """Decides for one process what is captured in full. Cheap when asked again: answers are kept
-    per (scope, class, number).
+    """Decides for one process what is recorded in full. Decisions are cached per (scope, class,
+    number).
     """
 
     def __init__(self, options: CaptureOptions) -> None:
@@ -69,8 +69,8 @@ class Selector:
         self._numbers: set[str] = set()
 
     def wants(self, scope: str, op_type: str, depth: int, number: str, step: int) -> bool:
-        """Is this call captured? depth: 0 for a root call. number: its place in the tree. step: of
-        its root.
+        """Whether this call is recorded. depth: 0 for a root call. number: its tree number. step:
+        of its root.
         """
         if self._ranges and not holds(self._ranges, step):
             return False
@@ -87,12 +87,12 @@ class Selector:
         return answer
 
     def leave_steps(self) -> None:
-        """Steps are chosen before calls are asked for: `wants` takes those of any."""
+        """Accept every step in `wants` from now on, because steps are chosen elsewhere."""
         self._ranges = ()
 
     def slots(self, kind: str) -> bool:
-        """Are tensors in slots of this kind ("input", "output", "mutated", "param", "grad")
-        captured? Parameters always are.
+        """Whether tensors in slots of this kind ("input", "output", "mutated", "param", "grad") are
+        recorded. Parameters always are.
         """
         if kind == "param" or self._options.slots == "both":
             return True
@@ -100,11 +100,11 @@ class Selector:
         return (kind == "input") == (self._options.slots == "input")
 
     def rank(self, rank: int) -> bool:
-        """Is this process captured at all?"""
+        """Whether the process of this rank is captured at all."""
         return self._options.ranks is None or rank in self._options.ranks
 
     def elements(self, scope: str, slot: str) -> bool:
-        """May elements of this slot be kept? False for names given by `no_inputs`, which hold
+        """Whether elements of this slot may be kept. False for names in `no_inputs`, which keep
         statistics only.
 
         A name is a scope ("embed"), a slot ("input.input_ids"), both ("embed:input.0"), or the
@@ -126,7 +126,7 @@ class Selector:
         return answer
 
     def prints(self, scope: str) -> bool:
-        """Is a line per record of this scope printed live?"""
+        """Whether each record of this scope is printed live."""
         if self._print is None:
             return False
         answer = self._printed.get(scope)
@@ -135,8 +135,8 @@ class Selector:
         return answer
 
     def unmatched(self) -> list[str]:
-        """A sentence for every include, class or id that matched no call so far, saying what there
-        was.
+        """A sentence for every include, class or id that has matched no call so far, with the
+        nearest names.
         """
         sentences = []
         for option, patterns, met, noun in (

@@ -1,15 +1,14 @@
-"""What a capture keeps and when: selection, byte budget, steps, live printing, and failures. Knows
-no framework.
+"""A capture session: selection, byte budget, steps, live printing and failures. Independent of the
+framework.
 
-A session stands between a listener (which sees calls) and a `Sink` (which writes them). It never
+A session stands between a listener, which observes calls, and a `Sink`, which writes them. It never
 raises into the captured program: the first failure of the sink ends the capture, leaves the reason
 in the run and on stderr, and the program goes on.
 
-`_OnRecord` is the function of the user that is called for every record, with the columns it
-returns.
+`_UserColumns` calls the user's function for every record and keeps the columns it returns.
 
-`_StepSizes` counts the bytes of elements that the steps of each root take, and says what is to
-be said of it.
+`_StepSizes` counts the bytes of elements that the steps of each root take, and words the messages
+about them.
 """
 
 from __future__ import annotations
@@ -43,14 +42,14 @@ from whence.records.marks import STOPPED
 from whence.records.slots import is_param
 
 FIGURES = 1 << 12
-"""Figures of so many contents are remembered: a view has those of its base."""
+"""Number of contents whose figures are remembered: a view shares the figures of its base."""
 
 QUICK_BYTES = 1 << 14
-"""Figures of contents up to here are taken again in less time than it takes to remember them."""
+"""Bytes of a content up to which computing its figures again is faster than remembering them."""
 
 
 class Form(msgspec.Struct, gc=False, eq=False):
-    """What a tensor is, its elements apart. stride: () of a contiguous one."""
+    """Everything about a tensor except its elements. stride: () for a contiguous one."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -61,8 +60,9 @@ class Form(msgspec.Struct, gc=False, eq=False):
 
 
 class Origin(msgspec.Struct, gc=False, eq=False):
-    """The call and the slot that a tensor is recorded of. keep: whether elements were wanted when
-    the call began, so that no call is kept by half; None asks when it is recorded.
+    """The call and the slot for which a tensor is recorded. keep: whether elements were wanted when
+    the call began, so that a call is kept as a whole or not at all; None: decide when the tensor is
+    recorded.
     """
 
     scope: str
@@ -74,8 +74,8 @@ class Origin(msgspec.Struct, gc=False, eq=False):
 class Content(msgspec.Struct, gc=False, eq=False):
     """The canonical bytes of one tensor: `nbytes` at `address`, or `data`.
 
-    base, tail: only `tail` is written, what follows record base[0] along axis base[1]. external:
-    where the bytes lie in a file of the user's. known: figures that were taken before.
+    base, tail: the tensor is record base[0], extended by `tail` along axis base[1], and only `tail`
+    is written. external: place of the bytes in a file of the user. known: figures computed earlier.
     """
 
     digest: bytes
@@ -103,10 +103,10 @@ class Content(msgspec.Struct, gc=False, eq=False):
 class Session:
     """One capture of one process.
 
-    open_sink: called at the first record with (rank); max_bytes: budget for elements. rank: of this
-    process, or a function that is asked when the first model is called: a program joins its process
-    group before that, and after the capture was set up. say: where lines for a human go (default
-    stderr). Thread-safe; listeners may call from any thread.
+    open_sink: called with the rank at the first record; max_bytes: budget for elements. rank: of
+    this process, or a function called at the first call of a model: programs join their process
+    group after the capture is set up and before that call. say: writes lines for a human (default:
+    to stderr). Thread-safe; listeners may call from any thread.
     """
 
     def __init__(
@@ -150,18 +150,20 @@ class Session:
 
     @property
     def shows_values(self) -> bool:
-        """Does a function of the user's get the tensors? It may keep them."""
+        """Whether a function of the user gets the tensors. It may keep them."""
         return self._columns is not None
 
     # ---- the sink, and what happens when it fails
 
     @functools.cached_property
     def rank(self) -> int:
-        """The rank of this process, the same from the first time it is asked for."""
+        """The rank of this process, determined at the first access."""
         return self._rank if isinstance(self._rank, int) else self._rank()
 
     def begin(self) -> bool:
-        """A model is called: is this process of a rank that was asked for? If not, all is left."""
+        """Called when a model is called. Returns whether this process is to be captured; a rank
+        that was not requested ends the capture.
+        """
         if self.options.ranks is not None and self.rank not in self.options.ranks:
             self.failed = self.failed or f"rank {self.rank} was not asked for"
         self.begun = True
@@ -214,12 +216,16 @@ class Session:
     # ---- steps and the byte budget: whole steps, first ones first
 
     def step_fits(self, root: str, waiting: int) -> bool:
-        """Is `begin_step` certain to change nothing, with so many bytes still on their way?"""
+        """Whether `begin_step` is certain to change nothing, while `waiting` bytes are not written
+        yet.
+        """
         used = 0 if self._sink is None else self._sink.nbytes
         return self.options.keep != "full" or self._sizes.fits(root, used, waiting)
 
     def begin_step(self, root: str) -> None:
-        """An outermost call of `root` begins: elements are kept where the whole step should fit."""
+        """Begin an outermost call of `root`. Elements are kept if the whole step should fit into
+        the budget.
+        """
         if self.options.keep != "full":
             return
         problem = self._sizes.begin(root, self._sink.nbytes if self._sink is not None else 0)
@@ -228,10 +234,10 @@ class Session:
             self.note("budget", problem)
 
     def over_budget(self, scope: str, step: int, waiting: int = 0) -> None:
-        """Called before a call takes its tensors: a first step larger than the budget stops between
-        calls, not inside one.
+        """Stop keeping elements if the budget is exceeded. Called before a call's tensors are
+        recorded, so that the first step ends between calls, not inside one.
 
-        waiting: bytes that are on their way to the sink.
+        waiting: bytes that are not written yet.
         """
         if (
             self.elements_on
@@ -248,8 +254,8 @@ class Session:
             )
 
     def end_step(self, root: str, step: int) -> None:
-        """An outermost call of `root` has ended. The first time, says at a terminal how large a
-        step is and how many fit.
+        """End an outermost call of `root`. After the first one, a line at a terminal says how large
+        a step is and how many fit.
         """
         if self._sink is None or not self.active:
             return
@@ -270,7 +276,7 @@ class Session:
     # ---- what a listener hands over
 
     def only_steps(self, steps: Collection[int] | None) -> None:
-        """Take only these steps of each root from now on; None for all. Calls of others are
+        """Record only these steps of each root from now on; None for all. Calls of other steps are
         recorded without tensors.
         """
         self.selector.only, self.takes_all = None if steps is None else frozenset(steps), False
@@ -278,7 +284,7 @@ class Session:
     def note(
         self, kind: str, text: str, scope: str = "", step: int = -1, *, aloud: bool = False
     ) -> None:
-        """Leave a note in the run, unless the capture has ended. aloud: and say it now."""
+        """Write a note into the run, unless the capture has ended. aloud: also say it now."""
         if self.failed:
             return
         if aloud:
@@ -289,10 +295,10 @@ class Session:
             self.fail(str(error))
 
     def record(self, form: Form, content: Content, origin: Origin, value: Any = None) -> int:
-        """Take one tensor: statistics always (unless `--keep none`), elements when the budget and
-        `origin.keep` allow. Returns its id, -1 after a failure.
+        """Record one tensor: statistics always (except with `--keep none`), elements if the budget
+        and `origin.keep` allow. Returns the record's id, -1 after a failure.
 
-        value: the framework's tensor, for a user's on_record.
+        value: the framework's tensor, for the user's on_record.
         """
         statistics = sketch = columns = None
         dtype, shape, digest = form.dtype, form.shape, content.digest
@@ -353,9 +359,7 @@ class Session:
         return "not sampled" if self.sampled and self.elements_on else "over --max-bytes"
 
     def unreadable(self, form: Form, why: str) -> int:
-        """A tensor that cannot be read (meta, sparse, quantised ...): a record with a reason, never
-        a hole.
-        """
+        """Record a tensor that cannot be read (meta, sparse, quantised ...), with the reason."""
         try:
             return self.sink().record(
                 form.dtype,
@@ -375,7 +379,7 @@ class Session:
             return -1
 
     def call(self, call: Call) -> None:
-        """Take a finished call."""
+        """Write a finished call."""
         try:
             (self._sink or self.sink()).call(call)
             self.calls += 1
@@ -383,7 +387,7 @@ class Session:
             self.fail(str(error))
 
     def program(self, program: Program) -> None:
-        """Take a program, once."""
+        """Write a program. The caller passes each only once."""
         try:
             self.sink().program(program)
         except StoreFailed as error:
@@ -414,7 +418,9 @@ def load_on_record(spec: str) -> _OnRecord:
 
 
 class _UserColumns:
-    """Calls the user's function. note: called with (kind, text, name) of an error it raises."""
+    """Calls the user's function. note: called with (kind, text, name) for an error that it
+    raises.
+    """
 
     def __init__(self, function: _OnRecord, note: Callable[[str, str, str], None]) -> None:
         self._function, self._note = function, note
@@ -445,15 +451,15 @@ _EXACT = 100  # fewer steps than this are counted, more are estimated
 
 
 class StepLine(NamedTuple):
-    """What to say of a step. is_warning: else it is worth a line at a terminal only."""
+    """A message about a step. is_warning: say it always; otherwise only at a terminal."""
 
     text: str
     is_warning: bool = False
 
 
 class _StepSizes:
-    """Sizes of the steps that ended. The first step of a root writes its parameters too, the later
-    ones only where an optimizer changes them.
+    """Sizes of the steps so far. The first step of a root also writes its parameters, later ones
+    only those that an optimiser changed.
 
     max_bytes: budget of the run for elements. parameter_bytes: bytes of parameters so far.
     """
@@ -465,7 +471,9 @@ class _StepSizes:
         self._announced: set[str] = set()
 
     def begin(self, root: str, used: int) -> str:
-        """A step of `root` begins, `used` bytes are written: why it will not fit, "" if it may."""
+        """Begin a step of `root` after `used` bytes were written. Returns why it will not fit, ""
+        if it may.
+        """
         self._start, self._parameters_before = used, self.parameter_bytes
         expected = self._expected.get(root, 0)
         if used + expected <= self._max_bytes:
@@ -476,10 +484,11 @@ class _StepSizes:
         )
 
     def fits(self, root: str, used: int, waiting: int) -> bool:
-        """Will `begin` say "" whatever becomes of the `waiting` bytes that are not written yet?
+        """Whether `begin` will return "" whatever happens to the `waiting` bytes that are not
+        written yet.
 
-        Another thread may begin and end earlier steps meanwhile: they are expected to be as large
-        as they can be.
+        Another thread may begin and end earlier steps meanwhile: they are assumed to be as large as
+        possible.
         """
         written = used + waiting
         last = written - self._start  # read before what the end of that step changes
@@ -490,7 +499,8 @@ class _StepSizes:
         return used - self._start
 
     def end(self, root: str, used: int, whole: bool) -> StepLine | None:
-        """A step of `root` that was asked for has ended: what to say, None from the second time.
+        """End a selected step of `root`. Returns a message about its size, None if there is nothing
+        new to say.
 
         whole: all its elements were kept.
         """

@@ -1,3 +1,3 @@
-"""What listeners to engines share: models that a runtime loads from a file and runs, each with a
-second one beside it that shows what is computed inside.
+"""Shared code of listeners to inference engines, which load a model from a file and run it. Beside
+each of the program's models runs a second one that shows the values inside.
 """

@@ -1,5 +1,6 @@
-"""How far looking inside changed anything: results of a model with values added to its outputs are
-held against those of the model alone, bit for bit, and which values change nothing is searched for.
+"""Measures the observer effect in an engine: the results of a model with added outputs are compared
+bit for bit with those of the model alone. If they differ, finds the values that can be shown
+without a change.
 """
 
 from __future__ import annotations
@@ -14,15 +15,17 @@ from whence.instrument.engines.values import Seen
 from whence.instrument.wording import counted, raised
 
 MOST_MODELS = 48
-"""That are made to find which outputs may be added."""
+"""Most models that are made to find outputs that can be added."""
 
 Results = Mapping[str, Seen]
 Shown = dict[str, list[tuple[str, Seen]]]
-"""(slot, value) of each tensor of a value, by the name of the value."""
+"""Name of a value of the graph -> (slot, value) of each of its tensors."""
 
 
 class Difference(NamedTuple):
-    """How results differ. largest: of numbers, 0 where only NaNs or texts do."""
+    """How results differ. elements: number of elements that differ; largest: the largest absolute
+    difference, 0 where only NaNs or texts differ.
+    """
 
     elements: int
     largest: float
@@ -32,15 +35,17 @@ class Difference(NamedTuple):
 
 
 class Effect(NamedTuple):
-    """What adding outputs did. text: for a note of the run. unseen: values that are not shown."""
+    """The effect of adding outputs. text: for a note of the run. unseen: values that are not
+    shown.
+    """
 
     text: str
     unseen: tuple[str, ...] = ()
 
 
 class Words(NamedTuple):
-    """How sentences call an engine's model. alone: the program's own. again: what a model beside it
-    computes that shows nothing, where that is something else.
+    """Wording for an engine's models. alone: names the program's own model. again: says what the
+    second model computes if it differs even without added outputs.
     """
 
     alone: str
@@ -48,10 +53,10 @@ class Words(NamedTuple):
 
 
 class Effects:
-    """Shows values of one model by models beside it, and measures what that does.
+    """Shows values of one model through a second model with added outputs, and measures the effect.
 
-    values: those to show, in the order of the graph; fewer once it is known which change the
-    results. make: a model that shows values.
+    values: to show, in graph order; reduced once values that change the results are known. make:
+    makes a model that shows the given values.
     """
 
     def __init__(
@@ -64,10 +69,10 @@ class Effects:
     def results(
         self, run: Callable[[Any, Sequence[str]], Shown], results: Results
     ) -> tuple[Shown, Effect | None]:
-        """(values by name, what looking did where that is new) of one run.
+        """(values by name, the effect if it is new) of one run.
 
-        run: (a model of `make`, values that it shows) -> these and what it returns; called again
-        it does the same. results: what the program's own returned.
+        run: called with a model of `make` and the values it shows; returns these values and the
+        model's results. Calling it again gives the same. results: of the program's own model.
         """
         try:
             if self._model is None:
@@ -91,14 +96,14 @@ class Effects:
         return run(self._model, self.values), effect
 
     def close(self) -> None:
-        """Let go of the model. Idempotent."""
+        """Release the model. Idempotent."""
         self._model = None
 
     def _narrow(
         self, run: Callable[[Any, Sequence[str]], Shown], results: Results, happens: str
     ) -> Effect:
-        """Adding all outputs changes the results, or fails: add those that do not. happens: which
-        of the two, in words.
+        """Reduce the values to those that can be shown without a change, because showing all
+        changes the results or fails. happens: which of the two, in words.
         """
         bare = self._make([])
         first = run(bare, [])
@@ -132,8 +137,9 @@ class Effects:
 def neutral_values(
     values: Sequence[str], is_neutral: Callable[[Sequence[str]], bool], most: int = MOST_MODELS
 ) -> list[str]:
-    """The values, of which all change the results, that together do not: halves are added to what
-    is known to be neutral. most: how often is asked; what is undecided then is left out.
+    """A subset of the values that can be shown together without changing the results, found by
+    adding halves to the values known to be neutral. most: limit on calls of `is_neutral`; undecided
+    values are left out.
     """
     asked = 0
 
@@ -155,7 +161,9 @@ def neutral_values(
 
 
 def difference(results: Results, shown: Mapping[str, list[tuple[str, Seen]]]) -> Difference | None:
-    """How what was shown differs from results, both by name; None where it does not."""
+    """How the shown results differ from the program's, matched by name; None where they are
+    equal.
+    """
     other = {slot: seen for members in shown.values() for slot, seen in members}
     elements, largest = 0, 0.0
     for name, seen in results.items():

@@ -1,4 +1,4 @@
-"""What the capture of an engine cannot do, in one sentence for every engine."""
+"""Capture options that no engine supports."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ _OF_TORCH = {
 
 
 def check_listening(options: CaptureOptions, model: str) -> None:
-    """Raise UsageError for options that change a program, or look into one of torch. model: what
-    the engine runs, in words.
+    """Raise UsageError for options that change a program or apply to torch only. model: what the
+    engine runs, in words.
     """
     for name, acts in _OF_TORCH.items():
         if getattr(options, name):

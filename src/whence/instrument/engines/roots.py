@@ -1,4 +1,4 @@
-"""The roots of an engine's models: how they are called, and how one that is made anew goes on."""
+"""Names of the roots of an engine's models, and how a model that is made anew continues one."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ ROOT = "model"
 
 
 class ModelRoot(Root):
-    """A root that is a model of an engine. model: its file, by which one that is made anew is
-    known.
+    """A root that is a model of an engine. model: its file, by which a new model of the same file
+    is recognised.
     """
 
     def __init__(self, name: str, ref: Callable[[], Any], model: str) -> None:
@@ -28,7 +28,9 @@ class Roots:
         self._roots: list[ModelRoot] = []
 
     def of(self, owner: Any, model: str) -> ModelRoot:
-        """The root of what runs a model: of one that is gone it goes on counting the steps."""
+        """The root for a model; the root of an earlier model of the same file that is gone is
+        continued, with its step count.
+        """
         for root in self._roots:
             current = root.ref()
             if current is owner or (current is None and root.model == model):

@@ -1,5 +1,5 @@
-"""Tensors of models as records: one a content for what goes from a step into the next, one for
-each parameter.
+"""Records the tensors of models: one record per content for states passed from step to step, and
+one per parameter.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from whence.instrument.session import Content, Form, Origin, Session
 from whence.records import External
 
 FindExternal = Callable[[bytes, str, Seen], External | None]
-"""(digest, dtype, value) of an initialiser -> where its bytes lie in the user's file, None when
+"""(digest, dtype, value) of an initialiser -> where its bytes lie in the user's file, None if
 nowhere.
 """
 
@@ -20,11 +20,11 @@ _LEAST = 1 << 10  # bytes of a parameter that is worth looking for in a file
 _TELLING = 64  # bytes that two tensors do not share by chance
 _Content = tuple[bytes, str, tuple[int, ...]]
 Taken = dict[_Content, tuple[int, int]]
-"""What a step was given and returned, by content: (record, address)."""
+"""Content of the inputs and results of a step -> (record, address)."""
 
 
 class Tensors:
-    """Records of one capture. Not thread-safe: who uses it holds a lock."""
+    """Records the tensors of one capture. Not thread-safe: the caller holds a lock."""
 
     def __init__(self, session: Session) -> None:
         self._session = session
@@ -32,15 +32,15 @@ class Tensors:
         self._last: dict[str, Taken] = {}
 
     def take(self, seen: Seen, origin: Origin) -> tuple[int, bytes]:
-        """(record, digest) of a value that was not seen before."""
+        """Record a new value. Returns (record, digest)."""
         if seen.why:
             return self.unreadable(seen), b""
         digest = seen.digest()
         return self._record(seen, digest, origin), digest
 
     def given(self, taken: Taken, seen: Seen, origin: Origin) -> tuple[int, str, bytes]:
-        """(record, edge, digest) of what a model is given: a state that the last step of a
-        model returned, or was given, is known again by its bytes. taken: of this step.
+        """(record, edge, digest) of an input. A state that the model's last step returned or was
+        given is recognised by its bytes. taken: the tensors of this step.
         """
         if seen.why:
             return self.unreadable(seen), "", b""
@@ -56,7 +56,7 @@ class Tensors:
         return self._new(taken, key, seen, origin)
 
     def returned(self, taken: Taken, seen: Seen, origin: Origin) -> tuple[int, str, bytes]:
-        """(record, edge, digest) of what a model returned, which is a tensor of its own."""
+        """(record, edge, digest) of a result, which always gets a record of its own."""
         if seen.why:
             return self.unreadable(seen), "", b""
         return self._new(taken, (seen.digest(), seen.dtype, seen.shape), seen, origin)
@@ -69,7 +69,7 @@ class Tensors:
         return record, "", key[0]
 
     def ended(self, root: str, taken: Taken) -> None:
-        """A step of a root has ended."""
+        """Remember the tensors of a step that has ended."""
         self._last[root] = taken
 
     def unreadable(self, seen: Seen) -> int:
@@ -77,9 +77,7 @@ class Tensors:
         return self._session.unreadable(Form(seen.dtype, seen.shape, device=seen.device), seen.why)
 
     def parameter(self, seen: Seen, origin: Origin, find: FindExternal | None) -> int:
-        """A record of an initialiser, which refers to the user's file where that holds its
-        bytes.
-        """
+        """Record an initialiser, as a reference to the user's file if its bytes are found there."""
         if seen.why:
             return self.unreadable(seen)
         digest, external = seen.digest(), None

@@ -1,4 +1,4 @@
-"""Values that models of an engine take, return and compute: their form, and where they lie."""
+"""Form and memory of the values that models of an engine take, return and compute."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 
 
 class Seen(NamedTuple):
-    """A value's form and where its bytes are: at an address, or in `data`. why: there are none to
-    read. owner: keeps the memory at the address alive.
+    """The form of a value and its bytes, at an address or in `data`. why: reason why it has no
+    bytes to read. owner: keeps the memory at the address alive.
     """
 
     dtype: str
@@ -40,14 +40,14 @@ class Seen(NamedTuple):
         return data.view(dtypes.named(self.dtype).numpy).reshape(self.shape)
 
     def kept(self) -> Seen:
-        """The same value with bytes of its own, for when its memory may be written."""
+        """A copy of the value, for when its memory may be overwritten."""
         if self.why or self.data is not None or not self.nbytes:
             return self
         return self._replace(data=host.bytes_at(self.address, self.nbytes).copy(), owner=None)
 
 
 def of_array(array: np.ndarray[Any, Any]) -> Seen:
-    """An array of numpy, as it is; copied only where it does not lie in C order."""
+    """The value of a numpy array, copied only if it is not in C order."""
     if array.dtype.kind in "OUST":
         return Seen("string", array.shape, why="it holds texts")
     try:

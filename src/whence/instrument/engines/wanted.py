@@ -1,4 +1,4 @@
-"""Which values of a graph the selection of a capture may ask for."""
+"""Finds the values of a graph that the selection of a capture may include."""
 
 from __future__ import annotations
 
@@ -15,9 +15,10 @@ def wanted_values(
     outputs: Collection[str],
     constants: Collection[str] = (),
 ) -> list[str]:
-    """Values that nodes make and the selection may ask for, in the order of the graph.
+    """Results of nodes that the selection may include, in graph order.
 
-    outputs: of the model, which are seen anyhow. constants: values that parameters are shown by.
+    outputs: of the model, which are seen anyway. constants: values through which parameters are
+    shown.
     """
     values: dict[str, None] = {}
     for place, form in enumerate(nodes, 1):
@@ -31,7 +32,7 @@ def wanted_values(
 
 
 def _may_want(session: Session, scope: str, op_type: str, place: int) -> bool:
-    """Is a node wanted in a step that is?"""
+    """Whether a node may be selected in a selected step."""
     first = first_step(session.options.ranges)
     only, session.selector.only = session.selector.only, None
     try:

@@ -1,4 +1,4 @@
-"""One model of an engine: its steps, and the calls of its nodes."""
+"""Records one model of an engine: its steps, and the calls of its nodes."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ _LISTED = 8  # values in a note
 
 
 class NodeForm(msgspec.Struct, frozen=True):
-    """What calls of a node have in common. inputs, params, outputs: (slot, name of the value).
-    shape: the slot of the parameter that says the shape of the result, "" of none: it can be
-    written in several ways (-1, 0), and passes of an engine choose another one.
+    """What all calls of a node have in common. inputs, params, outputs: (slot, name of the value).
+    shape: slot of the parameter that holds the result's shape, "" for none. A shape can be written
+    in several ways (-1, 0), and an engine's passes may choose another one.
     """
 
     op_type: str
@@ -43,8 +43,8 @@ class NodeForm(msgspec.Struct, frozen=True):
 
 
 class StepInProgress:
-    """One run of a model, between its call and its return. records: of values of the graph, by
-    name, with the digest of their bytes.
+    """One run of a model, from its call to its return. records: name of a value of the graph ->
+    (record, digest).
     """
 
     def __init__(self, order: int, step: int) -> None:
@@ -55,8 +55,8 @@ class StepInProgress:
 
 
 class Watched(ABC):
-    """Records the runs of one model. KIND: the type of its calls. NO_PROGRAM: why its nodes have
-    none.
+    """Records the runs of one model. KIND: op_type of its calls. NO_PROGRAM: why its nodes have no
+    program.
     """
 
     KIND = ""
@@ -72,40 +72,42 @@ class Watched(ABC):
     @property
     @abstractmethod
     def nodes(self) -> Sequence[NodeForm] | None:
-        """The nodes inside, in the order in which they run; None where only inputs and outputs are
-        taken.
+        """The nodes inside in order of execution; None where only inputs and outputs are
+        recorded.
         """
 
     @abstractmethod
     def show(
         self, step: StepInProgress, results: Mapping[str, Seen]
     ) -> tuple[Shown, Effect | None]:
-        """(values of the graph by name, what looking at them did) of a step. results: by slot."""
+        """(values of the graph by name, the observer effect if it is new) of a step. results: by
+        slot.
+        """
 
     @abstractmethod
     def constant(
         self, form: NodeForm, name: str, shown: Shown
     ) -> tuple[Seen, FindExternal | None] | None:
-        """A parameter of a node, and where its elements lie in a file of the user's; None where it
-        is not known.
+        """A parameter of a node, and the function that finds its bytes in the user's file; None
+        where the parameter is unknown.
         """
 
     def why_hidden(self, value: str) -> str:
-        """Why a value of the graph can never be shown, "" of others."""
+        """Why a value of the graph can never be shown, "" for one that can."""
         return ""
 
     @abstractmethod
     def recorded(self) -> None:
-        """All nodes of a step are recorded."""
+        """Called after all nodes of a step are recorded."""
 
     @abstractmethod
     def close_inside(self) -> None:
-        """Let go of what shows the inside. Idempotent."""
+        """Release the model that shows the inside. Idempotent."""
 
     # ---- a step
 
     def started(self, step: StepInProgress) -> None:
-        """The model begins a step."""
+        """Begin a step of the model."""
         session = self.session
         self.root.steps += 1
         session.begin_step(self.root.name)
@@ -125,7 +127,9 @@ class Watched(ABC):
             step.records[name] = record, digest
 
     def ended(self, step: StepInProgress, results: Mapping[str, Seen], error: str) -> None:
-        """The model has run, or raised. results: by slot, "" before the kind."""
+        """End a step: write the calls of its nodes and of the model. results: by slot, without the
+        "output." prefix. error: what the model raised, "" for nothing.
+        """
         session = self.session
         if step.selected and not error and session.selector.slots("output"):
             for slot, value in results.items():
@@ -154,7 +158,7 @@ class Watched(ABC):
         session.end_step(self.root.name, step.step)
 
     def close(self) -> None:
-        """The model is gone, or nobody listens any more. Idempotent."""
+        """Stop recording this model. Idempotent."""
         if self._changed and not self.session.failed:
             self.session.note(
                 "observer",
@@ -166,13 +170,13 @@ class Watched(ABC):
         self.close_inside()
 
     def is_observed(self, step: int) -> bool:
-        """Are nodes of this step recorded?"""
+        """Whether the nodes of this step are recorded."""
         return self.nodes is not None and holds(self.session.options.ranges, step)
 
     # ---- nodes
 
     def _nodes(self, step: StepInProgress, results: Mapping[str, Seen]) -> int:
-        """Run the graph beside, and hand on a call of each node. Returns how many."""
+        """Run the second model and write a call for each node. Returns the number of calls."""
         session, nodes = self.session, self.nodes
         if nodes is None:
             return 0
@@ -274,7 +278,7 @@ class Watched(ABC):
         *,
         reads: bool,
     ) -> tuple[int, str]:
-        """(record, edge) of a value of the graph; -1 where it is not known."""
+        """(record, edge) of a value of the graph; record -1 where it is unknown."""
         known = step.records.get(value)
         members = shown.get(value, [])
         if known is not None and (reads or not members):
@@ -295,8 +299,8 @@ class Watched(ABC):
     def _parameter(
         self, form: NodeForm, slot: str, name: str, shown: Shown, origin: Origin
     ) -> tuple[int, str]:
-        """(record, edge) of a parameter of a node; -1 where it is not known. One that says a shape
-        is taken as the extents that it came to.
+        """(record, edge) of a parameter of a node; record -1 where it is unknown. A parameter that
+        holds a shape is recorded as the actual extents of the result.
         """
         result = shown.get(form.outputs[0][1]) if slot == form.shape else None
         shape = result[0][1].shape if result and not result[0][1].why else None

@@ -1,5 +1,5 @@
-"""Methods of an engine's classes, wrapped while a listener is installed; and its own code, in which
-no model is listened to.
+"""Wraps methods of an engine's classes while a listener is installed, and marks whence's own code,
+in which no model is recorded.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from whence.instrument.session import Session
 
 
 class Wrappers:
-    """What one listener has wrapped. Nothing that fails in it reaches the program."""
+    """The wrappers of one listener. An exception in them never reaches the program."""
 
     def __init__(self, session: Session) -> None:
         self.session, self.active = session, False
@@ -22,7 +22,7 @@ class Wrappers:
         self._undo: list[tuple[Any, str, Any, Any]] = []
 
     def wrap(self, owner: Any, name: str, method: Callable[..., Any]) -> None:
-        """Have `method(previous, *args, **kwargs)` called in the place of a method."""
+        """Replace a method by `method(previous, *args, **kwargs)`."""
         previous = getattr(owner, name)
 
         def wrapper(*args: Any, **kwargs: Any) -> Any:
@@ -36,12 +36,12 @@ class Wrappers:
         self._undo.append((owner, name, wrapper, previous))
 
     def put_back(self) -> None:
-        """Take all wrappers off. Idempotent."""
+        """Remove all wrappers. Idempotent."""
         self.active = False
         put_back(self._undo)
 
     def forked(self) -> None:
-        """In a forked child: a thread that is not here any more may have held the lock."""
+        """Replace the lock in a forked child: a thread of the parent may have held it."""
         self.session.failed = "forked"
         self._lock = threading.RLock()
 
@@ -50,13 +50,13 @@ class Wrappers:
         return OwnCode(Guard(self._lock, self.give_up), self._busy)
 
     def give_up(self, error: BaseException) -> None:
-        """Something of ours failed: the capture ends, the program goes on."""
+        """End the capture after an error in whence's own code; the program goes on."""
         self.active = False
         end_capture(self.session, error)
 
 
 class OwnCode:
-    """A block of the listener's own code on this thread: models that run in it are not recorded."""
+    """Context of whence's own code on this thread: models that run in it are not recorded."""
 
     def __init__(self, guard: Guard, busy: threading.local) -> None:
         self._guard, self._busy = guard, busy

@@ -1,1 +1,3 @@
-"""Which steps of a program that runs for long are recorded, and where to: the run, or a ring."""
+"""Chooses the steps of a long-running program that are recorded, and whether they go to the run or
+into a ring in memory.
+"""

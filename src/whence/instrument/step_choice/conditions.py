@@ -15,24 +15,24 @@ import msgspec
 from whence.errors import UsageError
 
 RECENT = 128
-"""So many values before the one that is judged say what is usual."""
+"""Number of recent values that define what is usual."""
 _ENOUGH = 16
 _SPREADS = 10.0
 _TIMES = 1.25
-"""A spike is above the median of the recent values by so many times their median distance from it,
-and this many times the largest of them.
+"""A spike exceeds the median of the recent values by _SPREADS times their median absolute
+deviation, and _TIMES times the largest of them.
 """
 
 
 class Quantity(enum.Enum):
-    """What a condition is about. NORM: of all gradients, before they are clipped."""
+    """The quantity that a condition tests. NORM: of all gradients, before clipping."""
 
     LOSS = "loss"
     NORM = "norm"
 
 
 class Kind(enum.Enum):
-    """When a condition holds. ASKED: when `whence trigger` asks."""
+    """When a condition holds. ASKED: when `whence trigger` requests it."""
 
     NAN = "nan"
     SPIKE = "spike"
@@ -41,7 +41,9 @@ class Kind(enum.Enum):
 
 
 class Condition(msgspec.Struct, frozen=True):
-    """One condition. quantity: None for both, where the program computes them. limit: of ABOVE."""
+    """One condition. quantity: None for both, as far as the program computes them. limit: for
+    ABOVE.
+    """
 
     kind: Kind
     quantity: Quantity | None = None
@@ -80,7 +82,7 @@ def parse_condition(text: str) -> Condition:
 
 
 class _Usual:
-    """What is usual of one quantity: the limit above which a value is a spike."""
+    """The usual values of one quantity: the limit above which a value is a spike."""
 
     def __init__(self) -> None:
         self._recent: deque[float] = deque(maxlen=RECENT)
@@ -88,7 +90,7 @@ class _Usual:
         self._new = 0
 
     def is_spike(self, value: float) -> bool:
-        """Is a finite value far above the recent ones? It is one of them from then on."""
+        """Whether a finite value is far above the recent ones. The value is then added to these."""
         found = value > self._limit
         self._recent.append(min(value, self._limit))
         self._new += 1
@@ -106,9 +108,9 @@ class _Usual:
 
 
 class Watcher:
-    """Follows loss and norm, and says at the end of a step which conditions began to hold in it.
+    """Follows loss and norm. At the end of a step, tells which conditions began to hold in it.
 
-    A condition that goes on holding is told once.
+    A condition that continues to hold is reported once.
     """
 
     def __init__(self, conditions: Iterable[Condition]) -> None:
@@ -119,16 +121,16 @@ class Watcher:
         self._places: dict[Quantity, int] = {}
 
     def needs(self, quantity: Quantity) -> bool:
-        """Is a condition about this quantity by name?"""
+        """Whether a condition names this quantity."""
         return any(c.quantity is quantity for c in self._conditions)
 
     def may_use(self, quantity: Quantity) -> bool:
-        """Is a condition about this quantity, where it is there to be seen?"""
+        """Whether a condition may use this quantity: it names it, or names none."""
         return any(c.quantity in (None, quantity) for c in self._conditions)
 
     def saw(self, quantity: Quantity, value: float) -> None:
-        """A value of this step. Several of one quantity (micro-batches) are each compared with
-        those that came at the same place in the steps before.
+        """Add a value of this step. With several values of one quantity (micro-batches), each is
+        compared with those at the same position in earlier steps.
         """
         place = self._places[quantity] = self._places.get(quantity, -1) + 1
         is_spike: bool | None = None
@@ -152,7 +154,7 @@ class Watcher:
         return self._usual.setdefault((quantity, place), _Usual()).is_spike(value)
 
     def step_ended(self) -> str:
-        """What began to hold in this step, in words; "" for nothing."""
+        """The conditions that began to hold in this step, in words; "" for none."""
         if not self._holds and not self._held:
             self._places.clear()
             return ""
@@ -164,5 +166,5 @@ class Watcher:
 
 
 def conditions_of(texts: Sequence[str]) -> tuple[Condition, ...]:
-    """The conditions that these texts are. Raises UsageError."""
+    """Parse conditions. Raises UsageError."""
     return tuple(parse_condition(text) for text in texts)

@@ -10,10 +10,10 @@ from types import FrameType
 
 
 class BeforeTermination:
-    """Runs `act` when SIGTERM comes, then lets it end the process as if nobody had listened.
+    """Runs `act` on SIGTERM, then lets the signal end the process as it would have.
 
-    Where the program has a handler of its own nothing is changed. `act` runs on a thread of its
-    own: the signal may come while the main thread holds a lock that `act` needs.
+    Does nothing where the program has its own handler. `act` runs on a separate thread, since the
+    signal may arrive while the main thread holds a lock that `act` needs.
     """
 
     def __init__(self, act: Callable[[], None]) -> None:
@@ -21,7 +21,7 @@ class BeforeTermination:
         self._process = os.getpid()
 
     def install(self) -> bool:
-        """Begin to listen. False where that is not possible."""
+        """Start listening. Returns False where that is not possible."""
         if (
             threading.current_thread() is not threading.main_thread()
             or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL

@@ -1,6 +1,4 @@
-"""Decides, as a program goes from step to step, which steps are recorded and when the ring is
-written.
-"""
+"""Decides from step to step which steps are recorded and when the ring is written."""
 
 from __future__ import annotations
 
@@ -16,7 +14,7 @@ from whence.instrument.wording import counted
 
 
 class Ring(Protocol):
-    """The last steps, where they are kept."""
+    """A store of the last steps, if they are kept."""
 
     through: bool
 
@@ -26,9 +24,9 @@ class Ring(Protocol):
 
 
 class Choice(NamedTuple):
-    """What the user asked for. ranges: steps known before; conditions: on loss, norm, or asked for;
-    following: how many steps each of them records. ring: are the
-    last steps kept?
+    """The user's choice of steps. ranges: steps known beforehand; conditions: on loss or norm, or
+    "asked"; following: number of steps that each condition records. ring: whether the last steps
+    are kept.
     """
 
     ranges: Ranges
@@ -40,8 +38,8 @@ class Choice(NamedTuple):
 class StepGate:
     """Open while steps are recorded into the run.
 
-    tell: called with (what happened, step). control: the file through which `whence trigger` asks.
-    The steps that come are numbered by the caller, as each root counts its own.
+    tell: called with what happened, in words. control: the file through which `whence trigger`
+    sends requests. The caller numbers the steps, since each root counts its own.
     """
 
     def __init__(self, choice: Choice, control: str, tell: Callable[[str], None]) -> None:
@@ -55,22 +53,22 @@ class StepGate:
         self.ring: Ring | None = None
 
     def takes(self, step: int) -> bool:
-        """Is a step recorded into the run?"""
+        """Whether a step is recorded into the run."""
         if self._off:
             return False
         return self._left > 0 or (self._planned and holds(self._choice.ranges, step))
 
     @property
     def is_off(self) -> bool:
-        """Was it switched off, the ring too?"""
+        """Whether recording, including the ring, was switched off."""
         return self._off
 
     def close(self) -> None:
-        """Nobody is listened to any more."""
+        """Remove the control file."""
         self._control.remove()
 
     def step_ended(self) -> None:
-        """A step has ended: look at what was asked and what holds."""
+        """End a step: check the conditions and the requests."""
         if self._left > 0:
             self._left -= 1
         if self.ring is not None and not self._off:
@@ -94,7 +92,7 @@ class StepGate:
             self._happened("whence trigger", request.steps or self._choice.following, asked=True)
 
     def _happened(self, why: str, steps: float, *, asked: bool = False) -> None:
-        """Record so many steps from now on, and write those before, where they are kept."""
+        """Record the next `steps` steps, and write the steps that the ring holds."""
         if asked:
             self._off = False
         written = self.ring.write() if self.ring is not None else 0
@@ -105,7 +103,7 @@ class StepGate:
 
 
 class Options(Protocol):
-    """The options of a capture that say which steps are recorded."""
+    """The options of a capture that choose steps."""
 
     @property
     def ranges(self) -> Ranges: ...
@@ -118,8 +116,8 @@ class Options(Protocol):
 
 
 def gate_of(options: Options, folder: str, tell: Callable[[str], None]) -> StepGate:
-    """The gate that these options ask for. folder: of the run. A ring without a condition is
-    written for NaN and spikes.
+    """The gate for these options. folder: of the run. A ring without a condition is written on NaN
+    and spikes.
     """
     has_ring = options.ring is not None
     texts = options.when or (("nan", "spike") if has_ring else ())

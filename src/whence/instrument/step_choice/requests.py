@@ -1,5 +1,5 @@
-"""Asks a process that is captured to record now, or to stop: through a small file that it looks at
-between steps.
+"""Requests to a captured process to record now, or to stop, through a small file that the process
+checks between steps.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ import msgspec
 from whence import disk
 
 NAME = "trigger.json"
-"""The file in a run's folder through which `whence trigger` asks."""
+"""Name of the file in a run's folder through which `whence trigger` sends requests."""
 _LOOK_S = 0.1
 
 
 class Asked(enum.Enum):
-    """What is asked for: some steps, all steps from now on, or none any more."""
+    """What is requested: some steps, all steps from now on, or none."""
 
     STEPS = "steps"
     ON = "on"
@@ -28,19 +28,19 @@ class Asked(enum.Enum):
 
 
 class Request(msgspec.Struct, frozen=True):
-    """What is asked of every process of a run. steps: how many, None for those of `for_steps`."""
+    """A request to every process of a run. steps: how many, None for the value of `for_steps`."""
 
     asked: Asked = Asked.STEPS
     steps: int | None = None
 
 
 def ask(run: str | os.PathLike[str], request: Request) -> None:
-    """Ask all processes that write the run. Raises OSError."""
+    """Send a request to all processes that write the run. Raises OSError."""
     disk.write_file(Path(run) / NAME, msgspec.json.encode(request))
 
 
 class RequestFile:
-    """A file that is looked at again and again. A new or changed one is a request."""
+    """A file that is checked repeatedly. A new or changed file is a request."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self._path = Path(path)
@@ -48,7 +48,9 @@ class RequestFile:
         self._looked = -_LOOK_S
 
     def take(self) -> bool:
-        """Has it appeared or changed since it was asked last? Looks at most every 0.1 s."""
+        """Whether the file has appeared or changed since the last check. Checks at most every 0.1
+        s.
+        """
         now = time.monotonic()
         if now - self._looked < _LOOK_S:
             return False
@@ -62,12 +64,12 @@ class RequestFile:
         return changed != seen
 
     def remove(self) -> None:
-        """Delete it: nobody looks any more."""
+        """Delete the file, since nothing checks it any more."""
         with contextlib.suppress(OSError):
             self._path.unlink()
 
     def request(self) -> Request:
-        """What stands in it; one that cannot be read asks for steps."""
+        """The request in the file; one that cannot be read requests steps."""
         with contextlib.suppress(OSError, msgspec.MsgspecError):
             return msgspec.json.decode(self._path.read_bytes(), type=Request)
         return Request()

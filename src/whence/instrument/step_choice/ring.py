@@ -1,8 +1,7 @@
 """The last steps of a program, kept in memory and written to the run when something happens.
 
-A `Sink` in front of another: what it is given goes on to that one, or waits here, step by step,
-until its turn to be forgotten comes. Numbers of records are its own. A record that a later step
-refers to lives as long as that step.
+A `Sink` in front of another: what it gets is passed on, or waits here step by step until it is
+forgotten. It numbers records itself. A record lives as long as the last step that refers to it.
 """
 
 from __future__ import annotations
@@ -19,12 +18,12 @@ from whence.records import Call, Collective, Note, Program, Ref, Sink, Sketch, S
 
 DEFAULT_BYTES = 10**9
 _LINE_BYTES = 1 << 10
-"""What a record or call takes beside its elements, about."""
+"""Approximate bytes of a record or call without elements."""
 _Data = np.ndarray[Any, np.dtype[np.uint8]]
 
 
 class _Held(msgspec.Struct, eq=False):
-    """A record. plain, named: what `Sink.record` was given. step: the last one that refers to it.
+    """A record. plain, named: arguments of `Sink.record`. step: the last one that refers to it.
     written: its number in the run, -1 while it is only here.
     """
 
@@ -37,7 +36,9 @@ class _Held(msgspec.Struct, eq=False):
 
 
 class _Step(msgspec.Struct, eq=False):
-    """One step: the records that it was the last to refer to, some since touched, and its lines."""
+    """One step: its lines, and the records that it was the last to refer to (a later step may have
+    referred to some since).
+    """
 
     number: int
     records: list[int] = []
@@ -45,12 +46,11 @@ class _Step(msgspec.Struct, eq=False):
 
 
 class StepRing:
-    """Keeps the last `steps` steps that ended, and the one that runs.
+    """Keeps the last `steps` finished steps, and the one in progress.
 
-    sink: where they are written. max_bytes: of what is kept; older steps are forgotten earlier
-    where it is exceeded, and of a step larger than that only statistics stay. budget: of elements
-    in the run. through: what comes now goes on to the sink at once. Safe to use from several
-    threads.
+    sink: where they are written. max_bytes: limit on memory; when it is exceeded, older steps are
+    forgotten early, and a larger step keeps only statistics. budget: for elements in the run.
+    through: pass everything on to the sink at once. Thread-safe.
     """
 
     def __init__(
@@ -74,7 +74,7 @@ class StepRing:
 
     @property
     def held_bytes(self) -> int:
-        """Bytes that are kept in memory, about."""
+        """Approximate bytes kept in memory."""
         return self._held_bytes
 
     # ---- a sink
@@ -111,7 +111,7 @@ class StepRing:
             return number
 
     def call(self, call: Call) -> None:
-        """See `Sink.call`. Arguments are kept as they are now."""
+        """See `Sink.call`. Arguments are copied in their present state."""
         with self._lock:
             for ref in call.refs:
                 self._touch(ref.record)
@@ -130,7 +130,7 @@ class StepRing:
             self._programs[program.id] = program, constants
 
     def note(self, note: Note) -> None:
-        """Hand on a note."""
+        """Pass on a note."""
         self._sink.note(note)
 
     def step(self, step: Step) -> None:
@@ -150,11 +150,11 @@ class StepRing:
                 self._keep(collective)
 
     def flush(self) -> None:
-        """Have what was handed on survive a kill."""
+        """Make what was passed on survive a kill."""
         self._sink.flush()
 
     def close(self) -> None:
-        """End. What waits is forgotten."""
+        """Close the sink. What was not written is dropped."""
         with self._lock:
             self._held.clear()
             self._ended.clear()
@@ -172,7 +172,9 @@ class StepRing:
     # ---- steps
 
     def end_step(self) -> None:
-        """The step that runs has ended: the next one begins, and the oldest may go."""
+        """End the step in progress, begin the next one, and forget the oldest if there are too
+        many.
+        """
         with self._lock:
             self._ended.append(self._now)
             self._numbers += 1
@@ -181,8 +183,8 @@ class StepRing:
                 self._forget(self._ended.popleft())
 
     def write(self) -> int:
-        """Write all that waits, in the order in which it came, and have it survive a kill. Returns
-        how many steps of these had anything to write.
+        """Write everything kept, in order of arrival, and flush it. Returns the number of steps
+        that had something to write.
         """
         with self._lock:
             steps = 0
@@ -201,7 +203,7 @@ class StepRing:
             return steps
 
     def clear(self) -> None:
-        """Forget the steps that wait."""
+        """Forget the finished steps."""
         with self._lock:
             while self._ended:
                 self._forget(self._ended.popleft())
@@ -213,7 +215,7 @@ class StepRing:
         self._held_bytes += _LINE_BYTES
 
     def _touch(self, number: int) -> None:
-        """The step that runs refers to a record."""
+        """Note that the step in progress refers to a record."""
         held = self._held.get(number)
         if held is not None and held.step != self._now.number:
             held.step = self._now.number

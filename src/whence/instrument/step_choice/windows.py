@@ -33,7 +33,7 @@ Ranges = tuple[StepRange, ...]
 
 
 def holds(ranges: Ranges, step: int) -> bool:
-    """Is a step in one of the ranges? No range at all holds every step."""
+    """Whether a step is in one of the ranges. Without ranges every step is."""
     if not ranges:
         return True
     for each in ranges:  # noqa: SIM110 - asked for every call; `any` takes twice as long
