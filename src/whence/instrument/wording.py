@@ -37,7 +37,7 @@ def size(nbytes: float) -> str:
 
 
 def stderr_is_terminal() -> bool:
-    """Does somebody read along: is stderr a terminal, and no pipe, file or notebook?"""
+    """Whether stderr is a terminal rather than a pipe, file or notebook."""
     try:
         return sys.stderr.isatty()
     except (AttributeError, ValueError):  # no stderr, or one that was closed

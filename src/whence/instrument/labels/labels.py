@@ -45,7 +45,7 @@ NO_PROGRAM = "a label has no program"
 
 
 class OpenTask:
-    """A task that has begun. is_block: it ends with a block."""
+    """A task in progress. is_block: it was begun by a `with` block and ends with it."""
 
     __slots__ = ("id", "is_block", "token")
 
@@ -55,9 +55,9 @@ class OpenTask:
 
 
 class Tasks:
-    """Which task is current: a dialogue turn, a request. One that a block began is so in its thread
-    (or coroutine), and for threads without their own. Numbers are given while a run is active only,
-    from 0, in the order in which tasks are first heard of.
+    """Keeps the current task (a dialogue turn, a request). A task begun by a block is current in
+    its thread or coroutine, and in threads without a task of their own. Tasks are numbered from 0
+    in order of first use, while a run is active.
     """
 
     def __init__(self) -> None:
@@ -75,13 +75,13 @@ class Tasks:
         return task.id if task is not None else ""
 
     def number(self, task: str) -> int:
-        """How many others came before it; 0 for none."""
+        """Number of a task, counted from 0; 0 for no task."""
         with self._lock:
             return self._numbers.setdefault(task, len(self._numbers)) if task else 0
 
     def begin(self, name: str | None) -> OpenTask:
-        """Begin a task, or go on with it, until `end`, or until the next outside a block. name:
-        None for "task0", "task1" ...
+        """Begin or continue a task, until `end`, or until the next task outside a block. name: None
+        for "task0", "task1" ...
         """
         begun = OpenTask(f"task{next(self._nameless)}" if name is None else str(name))
         outer = self._current.get()
@@ -94,7 +94,7 @@ class Tasks:
         return begun
 
     def end(self, begun: OpenTask) -> None:
-        """The block of a task ends; the one before it is current again."""
+        """End the block of a task; the previous task becomes current again."""
         with self._lock:
             if begun in self._open:
                 self._open.remove(begun)
@@ -110,7 +110,7 @@ class Tasks:
                 os.environ[name] = filled(pattern, task=task, number=number, pid=os.getpid())
 
     def forget(self) -> None:
-        """A run has ended."""
+        """Forget numbers and variables after a run."""
         self.variables, self._numbers = {}, {}
 
 
@@ -122,7 +122,9 @@ def filled(pattern: str, **values: Any) -> str:
 
 
 class Waiting(NamedTuple):
-    """A label of a file, to be read when the program has ended. at: nanoseconds since 1970."""
+    """A label whose tensor is in a file, to be read after the program has ended. at: nanoseconds
+    since 1970.
+    """
 
     name: str
     side: str
@@ -167,7 +169,7 @@ class Labels:
         task: str,
         source: str,
     ) -> None:
-        """Take one label. Whatever happens is told in the run, never raised."""
+        """Record one label. Failures are noted in the run, never raised."""
         session = self.session
         # a forked child has no right to these files
         if not session.active or os.getpid() != self._pid or not session.begin():
@@ -293,8 +295,8 @@ def append(path: Path, text: str) -> None:
 
 
 class Ids:
-    """Identities that are the same in every run of the same code: task, place of the call, how
-    often it came there.
+    """Label ids that are the same in every run of the same code: task, place of the call, and count
+    of calls there.
     """
 
     def __init__(self) -> None:

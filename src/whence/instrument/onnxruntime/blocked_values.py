@@ -1,5 +1,5 @@
-"""Values that lie in blocks of channels, as kernels of ONNX Runtime on a processor take them: how
-many channels they have, and what they are called in the user's graph.
+"""Values in blocks of channels, the layout of ONNX Runtime's CPU kernels: their number of channels,
+and their names in the user's graph.
 """
 
 from __future__ import annotations
@@ -15,7 +15,9 @@ _SUMS = ("Add", "Sum")
 
 
 class Convolution(NamedTuple):
-    """One whose weights lie in blocks of channels. is_blocked: whether its input does too."""
+    """A convolution with weights in blocks of channels. is_blocked: whether its input is in blocks
+    too.
+    """
 
     weight: str
     outputs: int
@@ -25,8 +27,8 @@ class Convolution(NamedTuple):
 
 
 class BlockedValues(NamedTuple):
-    """channels: by value, 0 where that is not known. names: in the user's graph, by value, as far
-    as they are known.
+    """The blocked values of a graph. channels: number by value, 0 where unknown. names: in the
+    user's graph by value, where known.
     """
 
     channels: dict[str, int]
@@ -34,7 +36,7 @@ class BlockedValues(NamedTuple):
 
 
 def blocked_values(graph: Any, original: OriginalGraph | None) -> BlockedValues:
-    """Those of an optimised graph."""
+    """The blocked values of an optimised graph. original: the user's graph, None if unknown."""
     channels: dict[str, int] = {}
     names: dict[str, str] = {}
     for node in graph.nodes:
@@ -65,7 +67,9 @@ def blocked_values(graph: Any, original: OriginalGraph | None) -> BlockedValues:
 
 
 def _stated(node: Any, graph: Any) -> int:
-    """How many channels the graph says the input of a node has that brings it into blocks."""
+    """Number of channels of the input of a node that reorders into blocks, as the graph states it;
+    else 0.
+    """
     shape = graph.shapes.get(node.inputs[0], ())
     axis = len(shape) - 1 if node.attributes.get("channels_last") else 1
     known = node.op_type == "ReorderInput" and 0 <= axis < len(shape)
@@ -73,8 +77,8 @@ def _stated(node: Any, graph: Any) -> int:
 
 
 def _held(node: Any, graph: Any) -> int:
-    """How many channels the weight of a convolution has for results: what the blocks hold, with
-    those that only fill the last one. A file that was optimised before says no more.
+    """Number of output channels of a convolution's weight, including the padding of the last block;
+    0 for another node. A file that was already optimised tells no more.
     """
     weight = graph.initializers.get(node.inputs[1]) if node.op_type == "Conv" else None
     return int(weight.shape[0]) if weight is not None and weight.shape else 0
@@ -83,7 +87,9 @@ def _held(node: Any, graph: Any) -> int:
 def convolution(
     node: Any, blocked: BlockedValues, initializers: Mapping[str, Any]
 ) -> Convolution | None:
-    """What brings the weights of a node back, None where they lie as their shape says."""
+    """The data needed to restore the plain layout of a node's weights, None where they already are
+    plain.
+    """
     if node.domain != BLOCKED or node.op_type != "Conv" or node.inputs[1] not in initializers:
         return None
     channels, data, weight = blocked.channels, node.inputs[0], node.inputs[1]
@@ -96,7 +102,7 @@ def convolution(
 
 
 def _name(node: Any, names: dict[str, str], original: OriginalGraph) -> str:
-    """What the result of a node is called in the user's graph, "" where that is not known."""
+    """Name of a node's result in the user's graph, "" where unknown."""
     if node.domain != BLOCKED:
         return ""
     if node.op_type == "ReorderInput":

@@ -46,11 +46,11 @@ class NodeForm(CommonForm, frozen=True):
 
 
 class GraphPlan(NamedTuple):
-    """The nodes of a graph in the order in which they run. blocked: values that lie in blocks of
-    channels, with the number of channels (0 where it is not known). draws: types of nodes that draw
-    random numbers. constants: values that nodes make of initialisers alone; these nodes (folded: so
-    many) are left out, and the values are parameters of those that read them, as they are where a
-    pass folded them.
+    """The nodes of a graph in order of execution. blocked: number of channels of the values in
+    blocks of channels (0 where unknown). draws: types of nodes that draw random numbers. constants:
+    values that nodes compute from initialisers alone; these nodes are left out (folded: their
+    number), and their values become parameters of the nodes that read them, as if a pass had folded
+    them.
     """
 
     nodes: tuple[NodeForm, ...]
@@ -62,8 +62,8 @@ class GraphPlan(NamedTuple):
 
 
 def planned(model: Any, original: Any, array_of: Callable[[Any], Any]) -> GraphPlan:
-    """model: as the session runs it. original: as the user's file has it, None where that cannot be
-    read. array_of: the elements of a tensor in an attribute.
+    """The plan of a graph. model: as the session runs it. original: as in the user's file, None if
+    unreadable. array_of: returns the elements of a tensor attribute.
     """
     graph = model.graph
     source = OriginalGraph(original) if original is not None else None
@@ -96,8 +96,8 @@ def planned(model: Any, original: Any, array_of: Callable[[Any], Any]) -> GraphP
 
 
 def _is_constant(node: Any, held: Collection[str], outputs: Collection[str]) -> bool:
-    """Does a node make of initialisers alone what other nodes read? Weights that are stored as
-    codes stay nodes: their codes are looked at.
+    """Whether a node computes values for other nodes from initialisers alone. Dequantisation of
+    weights does not count, so that the quantised weights are recorded.
     """
     return (
         not node.domain
@@ -171,9 +171,7 @@ def _shape_slot(node: Any, held: list[tuple[int, str]]) -> str:
 
 
 def _plain(value: Any, array_of: Callable[[Any], Any]) -> Any:
-    """An attribute as plain JSON: tensors by their elements, or by their hash where there are
-    many.
-    """
+    """An attribute as plain JSON. A tensor is given by its elements, a large one by its hash."""
     if isinstance(value, list):
         return [_plain(item, array_of) for item in value]
     if value is None or isinstance(value, (bool, int, float, str, dict)):
@@ -197,12 +195,14 @@ def _number(value: Any) -> Any:
 
 _SHAPES = frozenset(("Flatten", "Identity", "Reshape", "Squeeze", "Unsqueeze"))
 _INLINED = "_inlfunc_"
-"""How the runtime begins the names of values inside of a function."""
+"""Prefix of the runtime's names of values inside a function."""
 _MOVES = _SHAPES | {"Cast"}
 
 
 def _moved_names(graph: Any, original: OriginalGraph) -> dict[str, str]:
-    """Names in the user's graph by value, of values that it does not have."""
+    """Names in the user's graph for values that the runtime named: those with the same elements as
+    a value of the user's, before or after a node that only reshapes or casts.
+    """
     known = {*original.makers, *graph.inputs}
     names: dict[str, str] = {}
     moves = [
@@ -228,8 +228,8 @@ def _moved_names(graph: Any, original: OriginalGraph) -> dict[str, str]:
 
 
 def _inlined(graph: Any, original: OriginalGraph) -> dict[str, str]:
-    """The value of the user's graph that each value leads to which the runtime made when it put the
-    nodes of a function in the place of an operator.
+    """Maps each value that the runtime created when it inlined a function to the value of the
+    user's graph that it leads to.
     """
     owners: dict[str, str] = {}
     for node in reversed(graph.nodes):

@@ -22,9 +22,9 @@ from whence.instrument.wording import counted, raised
 
 
 class Reading(NamedTuple):
-    """What the readers know of ONNX files. model(path or bytes): it, as
-    `readers/encodings/onnx_model.py` has it. elements(tensor, folder): the elements of a tensor,
-    or a text that says why there are none. weights(model, path): finds initialisers in the user's
+    """Access to the readers of ONNX files. model(path or bytes): reads a model
+    (`readers/encodings/onnx_model.py`). elements(tensor, folder): the elements of a tensor, or a
+    text with the reason why there are none. weights(model, path): finds initialisers in the user's
     file.
     """
 
@@ -42,7 +42,7 @@ def open_inside(
     disabled: set[str],
     root: str,
 ) -> Inside | None:
-    """What a session runs inside; None, with a note that says why, where that cannot be seen."""
+    """The graph that a session runs; None, with a note that says why, where it cannot be read."""
     path = session_facts.model_path(python_session)
     saved = SavedGraph(run_folder)
     try:
@@ -88,7 +88,7 @@ def open_inside(
 
 
 def _note_limits(session: Session, plan: GraphPlan, root: str) -> None:
-    """Leave notes on what of a graph is not shown as calls."""
+    """Note what of a graph is not shown as calls."""
     unknown = [value for value, channels in plan.blocked.items() if not channels]
     if unknown:
         session.note(
@@ -107,7 +107,7 @@ def _note_limits(session: Session, plan: GraphPlan, root: str) -> None:
 
 
 def _size(source: Any, original: Any) -> int:
-    """Bytes of a model with those of its initialisers that lie beside it."""
+    """Bytes of a model, including initialisers in files beside it."""
     own = len(source) if isinstance(source, bytes) else Path(source).stat().st_size
     tensors = original.graph.initializers.values() if original is not None else ()
     return own + sum(int(t.external.get("length") or 0) for t in tensors if t.external)

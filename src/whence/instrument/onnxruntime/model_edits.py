@@ -1,5 +1,5 @@
-"""Adds outputs and nodes to a model file by what protobuf does with a message that stands twice: it
-merges both. So a model of any size is edited by writing behind it, and nothing in it is changed.
+"""Adds outputs and nodes to a model file by appending to it: protobuf merges a message that occurs
+twice. A model of any size is edited this way without changing its bytes.
 """
 
 from __future__ import annotations
@@ -10,12 +10,12 @@ from whence.frameworks.protobuf_fields import field, integer, text
 from whence.instrument.onnxruntime.nodes import BLOCKED
 
 PLAIN = ".whence.plain"
-"""Behind the name of a value in blocks of channels: the same, as its shape says."""
+"""Suffix of the name of a blocked value's copy in plain layout."""
 
 
 def added(values: Sequence[str], blocked: Mapping[str, int]) -> bytes:
-    """What, behind a model, makes these values outputs of it. blocked: those that lie in blocks of
-    channels, of which a node of the runtime's own makes plain ones.
+    """Bytes that, appended to a model, make these values outputs. blocked: values in blocks of
+    channels, which a node of the runtime converts to plain layout.
     """
     graph = bytearray()
     for value in values:

@@ -1,5 +1,5 @@
-"""Sessions beside the program's own: of the same model with the same options and providers. The
-program's session and its option objects are read, never written.
+"""Creates further sessions of the program's model with the same options and providers. The
+program's session and option objects are only read.
 """
 
 from __future__ import annotations
@@ -19,15 +19,17 @@ _libraries: dict[str, None] = {}  # of custom operators, as programs registered 
 
 
 def registered(path: Any) -> None:
-    """The program registered a library of custom operators: sessions beside its own need it."""
+    """Note a library of custom operators that the program registered: further sessions need it
+    too.
+    """
     _libraries[str(path)] = None
 
 
 def save_optimized(
     python_session: Any, model: str | bytes, size: int, folder: Path, disabled: set[str]
 ) -> None:
-    """Write the graph that a session runs, after its passes, as `GRAPH` into a folder, and its
-    initialisers beside it. Raises whatever the runtime raises where it cannot.
+    """Write the graph that a session runs after its passes into a folder as `GRAPH`, with its
+    initialisers beside it. Raises what the runtime raises.
 
     size: of the model with its initialisers, in bytes.
     """
@@ -48,7 +50,7 @@ def save_optimized(
 
 
 def observing(python_session: Any, graph: Path) -> Any:
-    """A session that runs a saved graph as it is: passes are done already."""
+    """A session that runs a saved graph without further passes."""
     import onnxruntime
 
     options = _options(python_session)
@@ -60,8 +62,8 @@ def observing(python_session: Any, graph: Path) -> Any:
 def logging_alike(
     python_session: Any, disabled: set[str], around: AbstractContextManager[None], severity: int
 ) -> None:
-    """Make a session like the program's that logs from this severity on, and let go of it. around:
-    the block that it is made in.
+    """Create, then drop, a session like the program's that logs from this severity on. around:
+    context in which it is created.
     """
     options = _options(python_session)
     options.log_severity_level = severity

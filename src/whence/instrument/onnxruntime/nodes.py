@@ -37,13 +37,13 @@ def all_nodes(graph: Any) -> Iterator[Any]:
 
 
 def is_random(node: Any) -> bool:
-    """Does it draw random numbers? Dropout does where it may be training."""
+    """Whether a node draws random numbers. Dropout counts where it may be in training mode."""
     trains = node.op_type == "Dropout" and len(node.inputs) > 2 and bool(node.inputs[2])
     return node.op_type in _DRAWS or trains
 
 
 def outer_values(node: Any) -> list[str]:
-    """Values that the graphs inside a node read from outside of them."""
+    """Values from outside that the subgraphs of a node read."""
     outer: dict[str, None] = {}
     for graphs in node.graphs.values():
         for graph in graphs:

@@ -1,5 +1,5 @@
-"""What a session computes inside: a second session runs the same optimised graph on the same
-inputs, with values of the graph added to its outputs (`engines/effect.py`).
+"""Shows what a session computes inside: a second session runs the same optimised graph on the same
+inputs, with inner values added to its outputs (`engines/effect.py`).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _WORDS = Words(
 
 
 class Observer:
-    """Runs the graph of one session beside it. values: those to show, in the order of the graph."""
+    """Runs the graph of one session in a second session. values: to show, in graph order."""
 
     def __init__(
         self, python_session: Any, saved: SavedGraph, plan: GraphPlan, values: Sequence[str]
@@ -43,7 +43,7 @@ class Observer:
     def results(
         self, feeds: Mapping[str, Any], names: Sequence[str], run_options: Any, results: Results
     ) -> tuple[Shown, Effect | None]:
-        """(values by name, what looking did where that is new) of one run.
+        """(values by name, the observer effect if it is new) of one run.
 
         feeds: inputs as the program gave them. names: outputs that it asked for; results: what its
         session returned for them.
@@ -55,7 +55,7 @@ class Observer:
         return self._effects.results(run, results)
 
     def measured(self) -> None:
-        """The effect is known and parameters are recorded: the saved graph is not needed any more.
+        """Delete the saved graph, once the effect is measured and parameters are recorded.
         Idempotent.
         """
         self._saved.close()

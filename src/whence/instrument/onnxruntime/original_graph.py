@@ -1,4 +1,4 @@
-"""The user's graph: which of its nodes a node of the optimised one stands for."""
+"""The user's graph, to find the nodes of it that a node of the optimised graph was made from."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _LARGEST = 4096  # bytes of an attribute that is compared
 
 
 class OriginalGraph:
-    """makers: the node that makes a value."""
+    """The user's graph. makers: value -> the node that makes it."""
 
     def __init__(self, model: Any) -> None:
         graph = model.graph
@@ -37,8 +37,8 @@ class OriginalGraph:
                 self._constant.update(node.outputs)
 
     def members(self, makes: Sequence[str], reads: Collection[str]) -> list[Any]:
-        """The nodes that one was fused from, in order; [] where that is not known. makes, reads:
-        its values, by their names in this graph.
+        """The nodes that an optimised node was fused from, in order; [] where unknown. makes,
+        reads: its results and inputs, by their names in this graph.
         """
         behind = self._behind(makes, reads)
         ends = {id(self.makers[v]) for v in makes if v in self.makers}
@@ -49,22 +49,24 @@ class OriginalGraph:
         return list(by_id.values())
 
     def _is_shared(self, node: Any, found: Collection[int], ends: Collection[int]) -> bool:
-        """Is what a node makes read outside of these too? Then it was not fused into one alone."""
+        """Whether a result of the node is read by other nodes too. Such a node was not fused into
+        this one alone.
+        """
         return id(node) not in ends and any(
             value in self._outputs or any(id(r) not in found for r in self._readers[value])
             for value in node.outputs
         )
 
     def source(self, makes: Sequence[str], members: Sequence[Any]) -> str:
-        """What an exporter wrote into the node that makes a value, or into one before it that is a
-        part of the same fused one.
+        """The source line or module that an exporter wrote into the node that makes a value, or
+        else into an earlier node fused with it.
         """
         maker = next((self.makers[v] for v in makes if v in self.makers), None)
         nodes = [*([maker] if maker is not None else []), *reversed(members)]
         return next((text for node in nodes if (text := source_of(node))), "")
 
     def _behind(self, makes: Sequence[str], reads: Collection[str]) -> list[Any]:
-        """The nodes between values; none where a value comes from elsewhere."""
+        """The nodes between the values `reads` and `makes`; [] where a value has another origin."""
         stops = {self._same.get(v, v) for v in reads}
         waiting = [v for v in makes if v in self.makers]
         by_id: dict[int, Any] = {}
@@ -81,8 +83,8 @@ class OriginalGraph:
         return sorted(by_id.values(), key=lambda n: self._places[id(n)])
 
     def next_value(self, value: str, op_types: Collection[str]) -> str:
-        """What the only node that reads a value makes of it, where that is of one of these types;
-        "" where it is not.
+        """The result of the only node that reads a value, if that node is of one of these types;
+        else "".
         """
         readers = self._readers.get(value, [])
         if len(readers) != 1 or readers[0].op_type not in op_types or value in self._outputs:
@@ -90,8 +92,8 @@ class OriginalGraph:
         return str(readers[0].outputs[0])
 
     def channels(self, value: str) -> int:
-        """How many channels a value has, by the convolution that it comes from; 0 where that is not
-        known.
+        """Number of channels of a value, from the convolution that it comes from; 0 where
+        unknown.
         """
         for _ in range(_MOST_MEMBERS):
             maker = self.makers.get(value)
@@ -105,8 +107,8 @@ class OriginalGraph:
         return 0
 
     def input_channels(self, value: str) -> int:
-        """How many channels the input of the convolution has that makes a value, or is behind its
-        sum and activation; 0 where that is not known.
+        """Number of input channels of the convolution that makes a value, directly or followed by a
+        sum and an activation; 0 where unknown.
         """
         for _ in range(3):
             maker = self.makers.get(value)
@@ -118,8 +120,8 @@ class OriginalGraph:
         return 0
 
     def _weight(self, convolution: Any) -> tuple[int, int]:
-        """Extents of the first two axes of the weight of a convolution, which may be stored as
-        codes; zeros where they are not known.
+        """Extents of the first two axes of a convolution's weight, which may be quantised; zeros
+        where unknown.
         """
         name = convolution.inputs[1]
         maker = self.makers.get(name)
@@ -138,12 +140,14 @@ _KEEP_CHANNELS = frozenset((
 
 
 def names_of(members: Sequence[Any]) -> tuple[str, ...]:
-    """The names of nodes, as calls of them have them."""
+    """The names of nodes as used for their calls."""
     return tuple(scope_of(next(filter(None, m.outputs), m.name)) for m in members)
 
 
 def _same_values(graph: Any) -> dict[str, str]:
-    """For each value the first that is the same of the same: the runtime computes it once."""
+    """Maps each value to the first one computed by the same operator from the same inputs: the
+    runtime computes such values once.
+    """
     same: dict[str, str] = {}
     first: dict[Any, Any] = {}
     for node in graph.nodes:
@@ -157,9 +161,7 @@ def _same_values(graph: Any) -> dict[str, str]:
 
 
 def _key(value: Any) -> Any:
-    """An attribute as something that is equal where it is; a large tensor is equal to itself
-    only.
-    """
+    """A comparable form of an attribute. A large tensor equals only itself."""
     raw = getattr(value, "raw", None)
     if raw is not None and len(raw) <= _LARGEST:
         return value.dtype, value.shape, bytes(raw)

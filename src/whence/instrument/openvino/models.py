@@ -36,7 +36,7 @@ from whence.records.marks import EngineModel, Mark, mark
 
 
 class _Running(NamedTuple):
-    """An inference in progress."""
+    """One inference in progress."""
 
     watched: WatchedModel
     step: InferInProgress
@@ -817,10 +817,12 @@ def planned(source: SourceGraph, executed: Executed) -> GraphPlan:
 def _materialised(
     source: SourceGraph, executed: Executed, constant: set[int]
 ) -> tuple[dict[int, Execution | None], dict[int, Execution]]:
-    """The source nodes whose results the device holds in memory, with what executes each: the last
-    one of an executed node, and what makes outputs and states; and nodes of the user's that count:
-    shapes, positions, indices. The runtime computes these on the side or not at all. Then what
-    executes nodes that a frontend put in.
+    """The source nodes whose results the device holds in memory, with the execution of each (None
+    if unknown), and the executions of nodes that a frontend inserted.
+
+    These source nodes are the last node of each executed node, the nodes of outputs and states, and
+    the user's nodes that compute shapes, positions or indices; the runtime computes the latter
+    separately or not at all.
     """
     by_name: defaultdict[str, list[int]] = defaultdict(list)
     for node in source.nodes:
@@ -846,28 +848,32 @@ def _materialised(
 def _precise_least(
     group: _Group, execution: Execution | None, inserted: Mapping[int, Execution]
 ) -> Execution | None:
-    """Of what executes a group, also nodes in it that a frontend put in, what rounds most."""
+    """The execution with the largest rounding error among those of a group and of the nodes
+    inserted in it.
+    """
     inside = [inserted[m.place] for m in group.members if m.place in inserted]
     executions = inside if execution is None else [execution, *inside]
     return max(executions, key=lambda e: unit_roundoff(e.precision), default=None)
 
 
 def _counts(node: SourceNode) -> bool:
-    """Is it a node of the user's that computes shapes, positions or indices?"""
+    """Whether this is a node of the user's file that computes shapes, positions or indices."""
     inner = bool(node.reads) and not node.is_constant and not node.has_bodies
     return inner and node.is_own and all(name in _COUNTS for name in node.dtypes)
 
 
 def _is_shown(node: SourceNode) -> bool:
-    """What a frontend put between nodes of the user's is a part of the one that it leads to."""
+    """Whether a node is shown as a call of its own. Nodes that a frontend inserted belong to the
+    user's node they lead to.
+    """
     return node.is_own and node.op_type not in ("Parameter", "Result", "Assign")
 
 
 def _groups(
     source: SourceGraph, runs: dict[int, Execution | None], constant: set[int]
 ) -> dict[int, _Group]:
-    """The group of each node in `runs`, which gains nodes of the user's that several groups would
-    need: what the device left out as it changes nothing, or computes more than once.
+    """The group of each node in `runs`. Nodes of the user that several groups need are added to
+    `runs`: the device left them out because they change nothing, or computes them more than once.
     """
     while True:
         groups = {place: _group(source, place, runs, constant) for place in runs}
@@ -882,7 +888,7 @@ def _groups(
 
 
 def _group(source: SourceGraph, place: int, runs: Mapping[int, Any], constant: set[int]) -> _Group:
-    """What is computed between a node and the ones before it whose results are in memory."""
+    """The nodes computed between a node and the earlier ones whose results are in memory."""
     members, reads, constants = {place: None}, dict[tuple[int, int], None](), dict[int, None]()
     waiting = [place] if source.nodes[place].op_type not in _INPUTS else []
     while waiting:
@@ -952,7 +958,9 @@ def _form(
 
 
 def _positions(group: _Group) -> list[tuple[int, tuple[int, int]]]:
-    """(position, value) of what a group reads: by the operator's own inputs where it is one."""
+    """(position, value) of the inputs of a group. A single operator keeps the positions of its own
+    inputs.
+    """
     if len(group.members) > 1:
         return list(enumerate(group.reads))
     return [(k, read) for k, read in enumerate(group.members[0].reads) if read in group.reads]
@@ -966,7 +974,7 @@ def _op_type(members: tuple[SourceNode, ...]) -> str:
 
 
 def _arguments(members: tuple[SourceNode, ...]) -> dict[str, Any]:
-    """Attributes; of several nodes with the type of each before them."""
+    """Attributes of a group; with several nodes, names are prefixed by the node's type."""
     if len(members) == 1:
         return dict(members[0].attributes)
     arguments: dict[str, Any] = {}
@@ -995,7 +1003,9 @@ def _notes(source: SourceGraph, group: _Group, execution: Execution | None) -> t
 
 
 def _shape_slot(source: SourceGraph, group: _Group) -> str:
-    """A shape can be written in several ways (-1, 0); recorded is what it came to."""
+    """Slot of the parameter that holds the shape of a Reshape, "" for none. A shape can be written
+    in several ways (-1, 0), so the actual extents are recorded.
+    """
     last = group.members[-1]
     if last.op_type != "Reshape" or len(last.reads) < 2:
         return ""
@@ -1011,9 +1021,9 @@ _ENDS = ("Input", "Output", "MemoryOutput")
 
 
 class Execution(NamedTuple):
-    """One executed node. originals: friendly names of the source nodes that it carries out. kind:
-    the type of the runtime. precision: the dtype that it computed in; stored: that of its result.
-    kernel: what computed it.
+    """One executed node. originals: friendly names of the source nodes that it executes. kind: the
+    runtime's type. precision: dtype of the computation; stored: dtype of its result. kernel: name
+    of the kernel.
     """
 
     originals: tuple[str, ...]
@@ -1024,15 +1034,17 @@ class Execution(NamedTuple):
 
 
 class Executed(NamedTuple):
-    """constants: friendly names of source nodes that were computed when the model was compiled."""
+    """What a model executes. constants: friendly names of source nodes that were computed at
+    compile time.
+    """
 
     nodes: tuple[Execution, ...]
     constants: frozenset[str]
 
 
 def executed(runtime_model: Any, known: Collection[str]) -> Executed:
-    """What a runtime model executes. known: friendly names of the source; others that the runtime
-    put in, such as changes of layout, are left out.
+    """What a runtime model executes. known: friendly names of the source; nodes that the runtime
+    inserted, such as layout changes, are left out.
     """
     nodes: list[Execution] = []
     constants: set[str] = set()
@@ -1051,7 +1063,7 @@ def executed(runtime_model: Any, known: Collection[str]) -> Executed:
 
 
 def names_in(text: str, known: Collection[str]) -> tuple[str, ...]:
-    """The known names in a text that lists names between commas, which names may hold too."""
+    """The known names in a comma-separated list. Names may contain commas."""
     pieces, names, start = text.split(","), [], 0
     while start < len(pieces):
         ends = range(len(pieces), start, -1)

@@ -107,7 +107,7 @@ def source_graph(model: Any, first: Mapping[str, str]) -> SourceGraph:
 
 
 def _is_named_as_tensor(op: Any) -> bool:
-    """Is a node called what its result is called, as in formats that name tensors?"""
+    """Whether a node has the name of its result, as in formats that name tensors."""
     inner = op.get_type_name() not in ("Parameter", "Constant", *_ENDS)
     friendly = str(op.get_friendly_name())
     return inner and any(friendly in port.get_names() for port in op.outputs())
@@ -136,7 +136,9 @@ def _own_names(op: Any, *, names_tensors: bool) -> list[str]:
 def _owners(
     operators: Sequence[Any], reads: Sequence[tuple[tuple[int, int], ...]], own: list[list[str]]
 ) -> list[str]:
-    """The node of the user's that each is of: itself, or the first that reads what it makes."""
+    """The user's node that each node belongs to: itself, or the first user's node that reads its
+    result.
+    """
     readers: defaultdict[int, list[int]] = defaultdict(list)
     for place, sources in enumerate(reads):
         for source, _ in sources:

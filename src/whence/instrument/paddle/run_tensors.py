@@ -1,4 +1,4 @@
-"""Tensors of a predictor's run: which record the name that a hook shows is now."""
+"""The tensors of a predictor's run: which record the name shown by a hook currently has."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from whence.instrument.session import Form, Origin, Session
 class RunTensors:
     """Records the tensors of one predictor, run by run.
 
-    name: a hook's name without what changes between processes. feeds: names of the predictor's
-    inputs. named: (record, digest) by name, of what a hook showed in this run; the record is -1
-    where it was not taken. folds: whether a constant was met that Paddle folded.
+    name: strips from a hook's name what changes between processes. feeds: names of the predictor's
+    inputs. named: (record, digest) by name, as last shown in this run; the record is -1 where the
+    tensor was not recorded. folds: whether a constant folded by Paddle was seen.
     """
 
     def __init__(
@@ -50,7 +50,7 @@ class RunTensors:
         self.tensors.begin()
 
     def skip(self, name: str) -> None:
-        """What this name is now is not taken."""
+        """Note that the current tensor of this name is not recorded."""
         self.named[name] = (-1, b"")
         self._last_seen.pop(name, None)
 
@@ -62,7 +62,7 @@ class RunTensors:
         return plain
 
     def is_parameter(self, name: str) -> bool:
-        """Is this a parameter or a constant?"""
+        """Whether this is a parameter or a constant."""
         if name in self.named:
             return False
         constant = self._constant.get(name)
@@ -83,8 +83,9 @@ class RunTensors:
         )
 
     def read(self, name: str, tensor: Any, top: OperatorFrame, *, waits: bool) -> tuple[int, str]:
-        """What the operator reads. waits: whether the operator is selected is known when its
-        outputs have names: until then its bytes wait.
+        """(record, edge) of a tensor that the operator reads. waits: whether the operator is
+        selected is known only when its outputs have names; until then the bytes are kept, and the
+        record is -1.
         """
         previous = self._last_seen.get(name)
         if previous is not None and self.tensors.unmoved(previous, tensor, top.order):
@@ -125,8 +126,8 @@ class RunTensors:
         *,
         since: int | None = None,
     ) -> tuple[int, str]:
-        """A tensor that this call made, or that the root was given. since: known again when a call
-        from there on has seen it.
+        """(record, edge) of a tensor that this call made or that the root was given. since: reuse a
+        record that was seen from this call number on.
         """
         self._last_seen.pop(name, None)
         if sight.why:
@@ -146,8 +147,8 @@ class RunTensors:
         return record, edge
 
     def rewrote(self, name: str, tensor: Any, top: OperatorFrame) -> None:
-        """A parameter is among the outputs of operators that may write it (batch norm). When this
-        one did, it is a mutation.
+        """Record a parameter that this operator may have written (batch norm) as a mutation, if its
+        bytes changed.
         """
         record = top.params[name][0]
         if record < 0:
@@ -159,7 +160,7 @@ class RunTensors:
             top.outputs[name] = (number, "")
 
     def fetched(self, predictor: Any, name: str, top: OperatorFrame) -> tuple[int, str]:
-        """An output that no hook showed."""
+        """(record, edge) of an output that no hook showed."""
         try:
             value = tensors.of_handle(predictor.get_output_handle(name))
         except Exception as error:  # noqa: BLE001 - what the program will see when it asks for it
@@ -168,7 +169,7 @@ class RunTensors:
         return self.take(value, of_array(value), name, f"output.{name}", "", top)
 
     def take_later(self, frame: OperatorFrame) -> None:
-        """Record inputs that waited."""
+        """Record the inputs whose bytes were kept by `read`."""
         for name in [name for name, (record, _) in frame.inputs.items() if record < 0]:
             waiting = self._later.pop((frame.order, name), None)
             if waiting is not None:

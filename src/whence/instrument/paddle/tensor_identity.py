@@ -1,7 +1,6 @@
-"""What a listener remembers of Paddle's tensors within one call of a root: which record they are,
-known again by their content.
+"""Recognises Paddle's tensors within one call of a root by their content.
 
-Buffers are used again at once and have no version, so address and form only say where to look; the
+Buffers are reused at once and have no version, so address and form only tell where to look; the
 bytes decide.
 """
 
@@ -27,11 +26,11 @@ Weight = tuple[str, tuple[int, ...], np.ndarray[Any, np.dtype[np.uint8]]]
 
 
 class Unshown(NamedTuple):
-    """Parameters that operators are given in lists, which hooks do not show. One for a predictor
-    and its clones.
+    """Parameters that operators get in lists, which hooks do not show. Shared by a predictor and
+    its clones.
 
-    weights: by name, until they are recorded, since the file behind them is deleted already; taken:
-    their records and edges then.
+    weights: by name, until they are recorded, since their file is already deleted; folded: (record,
+    edge) by name after that.
     """
 
     weights: dict[str, Weight]
@@ -43,8 +42,8 @@ _SPOT = 64  # bytes
 
 
 class SeenTensor:
-    """A tensor that was recorded. key: address, dtype and shape; touched: the number of the call
-    that saw it last.
+    """A recorded tensor. key: address, dtype and shape; touched: number of the last call that saw
+    it.
     """
 
     __slots__ = ("digest", "key", "nbytes", "record", "touched")
@@ -67,11 +66,11 @@ class SeenTensor:
 
 
 class HeldTensor(NamedTuple):
-    """A parameter as it was last hashed: where it lies, some of its bytes in memory and as they
-    were then, its record and edge.
+    """A parameter as it was last hashed: its address, views of some of its bytes and their content
+    then, its record and edge.
 
-    spots: to be read only while the parameter is at `address`; None when it has no bytes or they do
-    not lie in host memory.
+    spots: read only while the parameter is at `address`; None when it has no bytes or they are not
+    in host memory.
     """
 
     address: int
@@ -81,8 +80,8 @@ class HeldTensor(NamedTuple):
 
 
 class Look(NamedTuple):
-    """A tensor's form and where its bytes are: at an address, or in `data`. why: there are none to
-    read.
+    """The form of a tensor and its bytes, at an address or in `data`. why: reason why it has no
+    bytes to read.
     """
 
     dtype: str
@@ -100,9 +99,7 @@ class Look(NamedTuple):
 
 
 def look(tensor: Any) -> Look:
-    """The form of a tensor and its bytes, copied only where they do not lie plainly in host
-    memory.
-    """
+    """The form of a tensor and its bytes, copied unless they are contiguous in host memory."""
     shape, name = tuple(tensor.shape), paddle_arrays.named(tensor.dtype)
     why = (
         ""
@@ -119,7 +116,7 @@ def look(tensor: Any) -> Look:
 
 
 class Tensors:
-    """Sights of one root. Not thread-safe: who uses it holds a lock."""
+    """Records the tensors of one root. Not thread-safe: the caller holds a lock."""
 
     def __init__(self, session: Session, find_external: FindExternal | None = None) -> None:
         self._session, self._find_external = session, find_external
@@ -128,12 +125,12 @@ class Tensors:
         self._digests: dict[str, tuple[bytes, int]] = {}
 
     def begin(self) -> None:
-        """A call of the root begins: what lay where before means nothing any more."""
+        """Begin a call of the root: forget which tensors were at which address."""
         self._placed.clear()
 
     def known(self, sight: Look, digest: bytes, order: int, *, since: int = -1) -> int | None:
-        """The record these bytes at this place are, None when they are none; of calls since the one
-        numbered `since`.
+        """The record of these bytes at this address, None if there is none from call number `since`
+        on.
         """
         previous = (
             self._placed.get((sight.place, sight.dtype, sight.shape)) if sight.place else None
@@ -144,8 +141,8 @@ class Tensors:
         return previous.record
 
     def remember(self, sight: Look, digest: bytes, record: int, order: int) -> SeenTensor | None:
-        """These bytes at this place are this record from now on. Returns what `unmoved` asks; None
-        for bytes without a place.
+        """Remember the record of these bytes at this address. Returns what `unmoved` needs; None
+        for bytes without an address.
         """
         if not sight.place:
             return None
@@ -154,8 +151,8 @@ class Tensors:
         return remembered
 
     def unmoved(self, previous: SeenTensor, tensor: Any, order: int) -> bool:
-        """Does a variable still lie where it was seen, with the same bytes? Then it is remembered
-        as `remember` would.
+        """Whether a variable is still at the same address with the same bytes. If so, it is
+        remembered again.
         """
         if (
             tensor.data_ptr() != previous.key[0]
@@ -190,8 +187,8 @@ class Tensors:
         return self._session.unreadable(Form(sight.dtype, sight.shape, device=""), sight.why)
 
     def sight(self, tensor: Any, order: int, origin: Origin, since: int = -1) -> tuple[int, str]:
-        """(record, edge) of a tensor: one that is known by its bytes (edge "content"), or a new one
-        (edge "").
+        """(record, edge) of a tensor: an earlier record with the same bytes (edge "content"), or a
+        new one (edge "").
         """
         sight = look(tensor)
         if sight.why:
@@ -205,8 +202,8 @@ class Tensors:
         return number, ""
 
     def unchanged(self, tensor: Any, name: str) -> tuple[int, str] | None:
-        """(record, edge) of a parameter that lies where it was hashed and of which a sample of
-        bytes is what it was, else None.
+        """(record, edge) of a parameter that is still at its address with an unchanged sample of
+        bytes, else None.
         """
         parameter = self._parameters.get(name)
         if (
@@ -224,8 +221,8 @@ class Tensors:
     def parameter(
         self, tensor: Any, name: str, origin: Origin, *, sure: bool = False
     ) -> tuple[int, str]:
-        """(record, edge) of a parameter, hashed once and again when a sample of its bytes has
-        changed. sure: hash it in any case.
+        """(record, edge) of a parameter. It is hashed once, and again when a sample of its bytes
+        has changed. sure: hash it in any case.
         """
         unchanged = None if sure else self.unchanged(tensor, name)
         if unchanged is not None:
@@ -267,8 +264,8 @@ class Tensors:
 
 
 def _spots(place: int, nbytes: int) -> np.ndarray[Any, np.dtype[np.uint8]]:
-    """A few of the bytes of a parameter, where they lie: what an update of all its elements cannot
-    miss.
+    """Views of a few bytes of a parameter in place, which any update of all its elements
+    changes.
     """
     if nbytes <= 3 * _SPOT:
         return host.bytes_at(place, nbytes)
