@@ -124,7 +124,9 @@ class CaptureOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, om
 
     @property
     def waits(self) -> bool:
-        """May a program run for long before anything is recorded, or nothing be recorded at all?"""
+        """Whether nothing may be recorded for a long time, or ever, because steps wait for a
+        condition.
+        """
         return bool(self.when or self.ring)
 
     def __post_init__(self) -> None:

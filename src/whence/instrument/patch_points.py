@@ -1,5 +1,5 @@
-"""Which calls of a program are changed on purpose: words for a point of a run (`--patch`) and for a
-fault (`--inject`). No framework.
+"""Parses which calls of a program are changed deliberately: points of a run (`--patch`) and faults
+(`--inject`). Independent of the framework.
 """
 
 from __future__ import annotations
@@ -36,7 +36,9 @@ class Point(NamedTuple):
     slot: str
 
     def fits(self, root: str, scope: str, step: int, occurrence: int) -> bool:
-        """Is a call with this key among them? The call of the root itself has the root's name."""
+        """Whether a call with this key matches the point. The root's own call goes by the root's
+        name.
+        """
         if (
             self.step not in (None, step)
             or self.occurrence not in (None, occurrence)

@@ -96,7 +96,7 @@ class Selector:
         """
         if kind == "param" or self._options.slots == "both":
             return True
-        # What a call changed in place is one of its results.
+        # Tensors that a call changed in place count as its results.
         return (kind == "input") == (self._options.slots == "input")
 
     def rank(self, rank: int) -> bool:

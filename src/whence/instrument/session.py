@@ -135,7 +135,7 @@ class Session:
         self._prints = options.print_pattern is not None
         self._figures: dict[tuple[bytes, str], tuple[Statistics, Sketch]] = {}
         self.lock = threading.RLock()
-        # The number of the call that begins now.
+        # Returns the number of the next call that begins.
         self.next_order: Callable[[], int] = itertools.count().__next__
         self._open_sink = open_sink
         self._sink: Sink | None = None
@@ -144,7 +144,7 @@ class Session:
         self._say = say or stderr_of_now()
         self._tells_all = say is not None or stderr_is_terminal()
         self._sizes = _StepSizes(max_bytes)
-        # called with (root, step) when all of a step is written
+        # Called with (root, step) when a whole step is written.
         self.step_ended: Callable[[str, int], None] | None = None
         self.calls, self.records, self.begun = 0, 0, False
 

@@ -49,7 +49,7 @@ class Tensors:
         for table in (taken, *self._last.values()):
             record, address = table.get(key, (-1, 0))
             same_place = address == seen.address
-            # two inputs of a step may hold the same zeros and be two tensors
+            # two inputs of a step may be different tensors with equal bytes (zeros)
             if record >= 0 and (same_place or (table is not taken and seen.nbytes >= _TELLING)):
                 taken[key] = record, seen.address
                 return record, "content", digest

@@ -202,7 +202,7 @@ class Watched(ABC):
         if self._told_changes:
             self._changed += 1
             return
-        # of what comes after the first change only the number is told
+        # after the first change, later ones are only counted
         self._told_changes = not effect.text.startswith("none")
         self.session.note("observer", f"{OBSERVER}{effect.text}", self.root.name, step)
         if effect.unseen:

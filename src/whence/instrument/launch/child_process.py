@@ -143,8 +143,8 @@ class _Sentinel:
             self._process.stdout.close()
 
     def saw(self, signum: int) -> bool:
-        """Did the sentinel receive this signal too, now or within a moment? Without a sentinel:
-        Ctrl-C at a terminal counts as seen.
+        """Whether the sentinel received this signal too, now or within a moment. Without a
+        sentinel, a Ctrl-C at a terminal counts as received.
         """
         process = self._process
         if process is None or process.stdout is None:

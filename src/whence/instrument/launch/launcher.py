@@ -31,8 +31,9 @@ SITE = Path(__file__).parent / "site"
 
 
 class LaunchExtras(NamedTuple):
-    """What is done beside a capture. environment(of the child, path of the run): it, changed.
-    ended(path of the run, keep): afterwards. folder: in the run, where it works; empty in the end.
+    """Work beside a capture. environment(environment of the child, path of the run): returns the
+    changed environment. ended(path of the run, keep): called afterwards. folder: working folder in
+    the run, empty in the end.
     """
 
     environment: Callable[[dict[str, str], str], dict[str, str]]
@@ -41,7 +42,7 @@ class LaunchExtras(NamedTuple):
 
 
 class Aside(Protocol):
-    """A run that another one replaces. `keep` returns where it lies, "" where there is none."""
+    """A run that another one replaces. `keep` returns its new path, "" if there is none."""
 
     def keep(self, *, in_its_place: bool) -> str: ...
 
@@ -64,9 +65,9 @@ class RunStore(NamedTuple):
 
 
 class Terminal(NamedTuple):
-    """What a command meets. tell: where lines for the user go (stderr). environment: of the
-    command, None for ours. log: takes what the command prints, and it reads nothing; None: our
-    terminal is its own.
+    """The surroundings of a command. tell: writes lines for the user (stderr). environment: of the
+    command, None for that of this process. log: file that takes the command's output, while its
+    input is empty; None: it uses our terminal.
     """
 
     tell: Callable[[str], None]

@@ -61,7 +61,7 @@ def collect(run_path: str) -> Processes:
 
 
 def is_gone(run_path: str) -> bool:
-    """Is a run that was made before the command not there any more?"""
+    """Whether a run that was created before the command no longer exists."""
     return not Path(run_path, RUN_FILE).exists()
 
 

@@ -170,11 +170,11 @@ def _is_password(before: str, between: str, value: str) -> bool:
 
 
 def is_secret_option(name: str) -> bool:
-    """Does an option, variable or keyword of this name hold a secret? Judged by its words:
+    """Whether an option, variable or keyword of this name holds a secret, judged by its words:
     hf-token, apiKey, AWS_SECRET, db_pass.
 
-    Where another of its words tells that a number or a layer is meant (eos-token-id,
-    num_key_value_heads, key_cache), it does not.
+    It does not where another of its words shows that a number or a layer is meant (eos-token-id,
+    num_key_value_heads, key_cache).
     """
     parts = [part.lower() for part in _PARTS.findall(name)]
     return any(part in _SECRET_PARTS for part in parts) and not any(

@@ -18,7 +18,7 @@ VARIABLES: Mapping[str, str] = {}
 
 
 def owns(model: Any) -> bool:
-    """Is this a session of ONNX Runtime? Imports nothing."""
+    """Whether the model is a session of ONNX Runtime. Imports nothing."""
     kinds = type(model).__mro__
     return hasattr(model, "run_with_iobinding") and any(
         kind.__module__.partition(".")[0] == "onnxruntime" for kind in kinds
@@ -44,7 +44,9 @@ def determinism(seed: int | None, deterministic: bool) -> None:
 
 
 def stage(options: CaptureOptions) -> Stage:
-    """Makes sessions with the level of the rung, and without the disabled optimisers."""
+    """The stage that creates sessions with the rung's level of graph optimisation and without the
+    disabled optimisers.
+    """
     from whence.instrument.onnxruntime.levels import Levels
     from whence.instrument.rungs import RUNGS
 

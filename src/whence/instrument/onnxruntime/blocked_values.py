@@ -95,7 +95,7 @@ def convolution(
     channels, data, weight = blocked.channels, node.inputs[0], node.inputs[1]
     group = int(node.attributes.get("group", 1))
     outputs = channels.get(node.outputs[0], 0)
-    # one channel a group: there are as many groups as channels with those that fill a block
+    # depthwise: the number of groups includes the channels that pad a block
     depthwise = tuple(initializers[weight].shape[:2]) == (group, 1)
     group = outputs if depthwise and outputs else group
     return Convolution(weight, outputs, channels.get(data, 0), data in channels, group)
@@ -108,7 +108,7 @@ def _name(node: Any, names: dict[str, str], original: OriginalGraph) -> str:
     if node.op_type == "ReorderInput":
         value = str(node.inputs[0])
         return names.get(value, value)
-    # it is named after what it made before a sum and an activation were fused into it
+    # the node is named after its result before a sum and an activation were fused into it
     value = str(node.name.rpartition(_NAMED)[0])
     maker = original.makers.get(value)
     if maker is None:

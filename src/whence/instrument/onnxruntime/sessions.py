@@ -1,13 +1,12 @@
-"""Listens to the sessions of ONNX Runtime while installed: the methods of its classes are wrapped,
-and call what they were, with what they were given.
+"""Records the sessions of ONNX Runtime while installed: methods of its classes are wrapped, and the
+wrappers call the originals with the same arguments.
 
-Nothing that fails here reaches the program, and what a session returns is handed on as it is.
+A failure here never reaches the program, and results of sessions are returned unchanged.
 
-What programs bind to an `IOBinding`: which value is read from where, and which result goes
-where. The binding itself does not tell.
+Also notes which values programs bind to an `IOBinding` as inputs and outputs, because the binding
+itself does not tell.
 
-`_Registry` holds the sessions that are listened to, each with its root, and without keeping them
-alive.
+`_Registry` holds the observed sessions with their roots, without keeping them alive.
 """
 
 from __future__ import annotations
@@ -183,7 +182,7 @@ class Listener:
     def _begin(
         self, method: str, python_session: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
     ) -> _Running | None:
-        """Take what a run is given."""
+        """Record the inputs of a run."""
         running: _Running | None = None
         with self._wrappers.own():
             watched = self._of(python_session)
@@ -209,7 +208,9 @@ class Listener:
         kwargs: Mapping[str, Any],
         results: Callable[[Any], Any],
     ) -> Any:
-        """Have the session run, and take what it returned. results: of what the method returned."""
+        """Run the session and record what it returned. results: reads the results from the method's
+        return value.
+        """
         try:
             out = previous(python_session, *args, **kwargs)
         except BaseException as error:  # of the program: recorded, and raised again
@@ -250,7 +251,7 @@ def _arguments(method: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) ->
 
 
 def _second(read: Callable[[Any], Any], value: Any, returned: Any) -> Any:
-    """What `read` makes of a value, whatever the method returned."""
+    """`read(value)`; what the method returned is ignored."""
     return read(value)
 
 
@@ -278,7 +279,7 @@ class _Bindings:
             yield name, getattr(self, f"_{name}")
 
     def inputs(self, binding: Any) -> dict[str, list[tuple[str, Seen]]]:
-        """What its inputs are now, by name, as far as it is known."""
+        """The inputs bound at present, by name, as far as known."""
         bound = dict(getattr(binding, "_numpy_obj_references", None) or {})
         bound |= {k: v for k, v in (getattr(binding, "_bound_inputs", None) or {}).items() if v}
         bound |= self._inputs.get(binding, {})
@@ -350,7 +351,9 @@ class _Registry:
         self._begun = False
 
     def known(self, python_session: Any) -> WatchedSession | None:
-        """The session, when it is listened to already and still runs what it ran then."""
+        """The observed session, None if it is not observed yet. If the program has changed its
+        providers, the session is observed anew.
+        """
         entry = self._watched.get(id(python_session))
         if entry is None or entry[0]() is not python_session:
             return None
@@ -360,8 +363,8 @@ class _Registry:
         return self.adopt(python_session, self._disabled.get(id(python_session), ()))
 
     def adopt(self, python_session: Any, disabled: tuple[str, ...] = ()) -> WatchedSession | None:
-        """Listen to a session from now on; None where this process is not asked for. disabled:
-        names of optimisers that the program switched off.
+        """Start observing a session; None where this process is not to be captured. disabled: names
+        of optimisers that the program switched off.
         """
         session = self._session
         if not self._begun:
@@ -390,7 +393,7 @@ class _Registry:
         return watched
 
     def close(self) -> None:
-        """Let go of all sessions. Idempotent."""
+        """Release all sessions. Idempotent."""
         for _, watched in list(self._watched.values()):
             watched.close()
         self._watched.clear()

@@ -1,9 +1,9 @@
-"""One session of the program: what it is given and returns, and the values of its graph.
+"""Records one session of the program: inputs, outputs, and the values of its graph.
 
-Weights of convolutions in blocks of channels, as kernels of ONNX Runtime on a processor take
-them, brought back to the order that their shape says.
+Weights of convolutions in blocks of channels, the layout of ONNX Runtime's CPU kernels, are
+restored to the order of their shape.
 
-Source: onnxruntime/core/mlas/lib/reorder.cpp: OIHWBiBo where the input lies in blocks too, else
+Source: onnxruntime/core/mlas/lib/reorder.cpp: OIHWBiBo where the input is in blocks too, else
 OIHWBo, with the channels padded by zeros to whole blocks.
 """
 
@@ -31,8 +31,8 @@ from whence.records.marks import EngineModel
 
 
 class Inside(NamedTuple):
-    """What is known of the graph that a session runs. initializer: its elements, by name; None
-    where they cannot be read. find: where they lie in the user's file.
+    """The graph that a session runs. initializer: returns an initialiser's elements by name, None
+    where they cannot be read. find: finds their place in the user's file.
     """
 
     plan: GraphPlan
@@ -43,8 +43,8 @@ class Inside(NamedTuple):
 
 
 class RunInProgress(StepInProgress):
-    """One run of a session. feeds: what the session beside is given. names: outputs that the
-    program asked for.
+    """One run of a session. feeds: inputs of the second session. names: outputs that the program
+    asked for.
     """
 
     def __init__(self, order: int, step: int, run_options: Any) -> None:
@@ -73,9 +73,7 @@ class WatchedSession(Watched):
     # ---- a step
 
     def begin(self, feeds: Mapping[str, Any], run_options: Any) -> RunInProgress:
-        """The session is run. feeds: values by name of the input; a list of (slot, `Seen`) is one
-        that was bound.
-        """
+        """Begin a run. feeds: values by input name; a list of (slot, `Seen`) for a bound value."""
         session = self.session
         step = RunInProgress(session.next_order(), self.root.steps, run_options)
         self.started(step)
@@ -94,7 +92,7 @@ class WatchedSession(Watched):
         return step
 
     def end(self, step: RunInProgress, results: Sequence[tuple[str, Any]], error: str) -> None:
-        """The session has run, or raised. results: (name, value)."""
+        """End a run. results: (name, value). error: what the session raised, "" for nothing."""
         step.names = [name for name, _ in results]
         # a member of a sequence by its place
         seen = {slot: value for name, v in results for slot, value in seen_values(v, name)}
@@ -102,7 +100,7 @@ class WatchedSession(Watched):
 
     @staticmethod
     def _feed(value: Any, members: list[tuple[str, Seen]], bound: bool) -> Any:
-        """An input for the session beside, with memory of its own where a run may write it."""
+        """An input for the second session, copied where the run may overwrite its memory."""
         if not bound and not hasattr(value, "_ortvalue"):
             return value
         seen = members[0][1]
@@ -118,7 +116,7 @@ class WatchedSession(Watched):
     def show(
         self, step: StepInProgress, results: Mapping[str, Seen]
     ) -> tuple[Shown, Effect | None]:
-        """Run the session beside."""
+        """Run the second session."""
         assert self.inside is not None
         run = cast(RunInProgress, step)
         return self.inside.observer.results(run.feeds, run.names, run.run_options, results)
@@ -130,12 +128,12 @@ class WatchedSession(Watched):
         return "it lies in blocks of channels, and how many channels it has is not known"
 
     def recorded(self) -> None:
-        """The saved graph is not needed any more."""
+        """Delete the saved graph, which is not needed any more."""
         if self.inside is not None:
             self.inside.observer.measured()
 
     def close_inside(self) -> None:
-        """Let go of the session beside. Idempotent."""
+        """Release the second session. Idempotent."""
         inside, self.inside = self.inside, None
         if inside is not None:
             inside.close()
@@ -143,7 +141,7 @@ class WatchedSession(Watched):
     def constant(
         self, form: AnyForm, name: str, shown: Shown
     ) -> tuple[Seen, FindExternal | None] | None:
-        """An initialiser, or what nodes make of initialisers alone."""
+        """An initialiser, or a value that nodes compute from initialisers alone."""
         inside = self.inside
         assert inside is not None
         if name in inside.plan.constants:
@@ -157,7 +155,9 @@ class WatchedSession(Watched):
 
 
 def _plain_parameter(array: Any, convolution: Convolution, *, is_weight: bool) -> Any:
-    """A weight or bias as the shape of the convolution says; a text where that is not known."""
+    """A weight or bias in the plain layout of the convolution, or a text with the reason why it is
+    unknown.
+    """
     _, outputs, inputs, is_blocked, group = convolution
     plain = None
     if outputs and is_weight:
@@ -172,8 +172,8 @@ _CHANNELS = 64
 
 @functools.cache
 def block_size() -> int:
-    """How many channels a block has on this processor, as the runtime itself shows; 0 where it does
-    not.
+    """Number of channels in a block on this processor, measured with the runtime itself; 0 where
+    that fails.
     """
     from onnxruntime.capi import _pybind_state
 
@@ -187,7 +187,7 @@ def block_size() -> int:
         laid = native.run(["y"], {"x": given}, None)[0].reshape(-1)
     except Exception:  # noqa: BLE001 - a release or processor without such kernels
         return 0
-    # the second place of the first channel follows the first place of a whole block
+    # in memory, position 1 of channel 0 follows position 0 of all channels of a block
     return int(np.flatnonzero(laid == 1)[0])
 
 

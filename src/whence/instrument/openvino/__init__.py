@@ -18,7 +18,7 @@ VARIABLES: Mapping[str, str] = {}
 
 
 def owns(model: Any) -> bool:
-    """Is this a model of OpenVINO, compiled or not? Imports nothing."""
+    """Whether the model is one of OpenVINO, compiled or not. Imports nothing."""
     is_known = any(kind.__module__.partition(".")[0] == "openvino" for kind in type(model).__mro__)
     return is_known and (
         hasattr(model, "create_infer_request") or hasattr(model, "get_ordered_ops")

@@ -365,7 +365,7 @@ class _Registry:
         self, session: Session, own: Callable[[], Any], read_onnx: Callable[[Any], Any]
     ) -> None:
         self._session, self._own, self._read_onnx = session, own, read_onnx
-        # else only what a model is given and returns
+        # at other levels only inputs and results are recorded
         observes = session.options.level not in ("io", "logits")
         self.observes = observes and session.options.max_depth != 0
         self._tensors = Tensors(session)
@@ -375,8 +375,8 @@ class _Registry:
         self._begun = False
 
     def known(self, request: Any, holder: Any) -> WatchedModel | None:
-        """The model of a request, when it is listened to already. holder: what of the program keeps
-        the request: itself, or a queue.
+        """The observed model of a request, None if it is not observed yet. holder: the object of
+        the program that keeps the request: the request itself or a queue.
         """
         key = _key(request)
         watched = self._watched.get(key)
@@ -385,8 +385,8 @@ class _Registry:
         return watched
 
     def adopt(self, compiled_model: Any, how: Compiled, source: Any = None) -> WatchedModel | None:
-        """Listen to a compiled model from now on; None where this process is not asked for.
-        source: a copy of what it was compiled from, None where that is not known.
+        """Start observing a compiled model; None where this process is not to be captured. source:
+        a copy of the model it was compiled from, None if unknown.
         """
         session = self._session
         if not self._begun:
@@ -408,18 +408,18 @@ class _Registry:
         return watched
 
     def close(self) -> None:
-        """Let go of all models. Idempotent."""
+        """Release all models. Idempotent."""
         for watched in list(self._watched.values()):
             watched.close()
         self.forget()
 
     def forget(self) -> None:
-        """In a forked child: models beside the program's belong to the parent."""
+        """Forget all models in a forked child: second models belong to the parent."""
         self._watched.clear()
         self._holders.clear()
 
     def _hold(self, key: str, holder: Any) -> None:
-        """A model is listened to as long as one of its Python objects lives."""
+        """Keep observing a model as long as one of its Python objects lives."""
         place = id(holder)
         holders = self._holders.setdefault(key, set())
         if place in holders:
@@ -603,7 +603,7 @@ def _copied(tensor: Any) -> Any:
 
 
 def _is_set(tensor: Any) -> bool:
-    """Does a state hold anything but zeros?"""
+    """Whether a state holds anything but zeros."""
     seen = of_tensor(tensor)
     return not seen.why and bool(np.any(seen.array().reshape(-1).view(np.uint8)))
 
@@ -611,14 +611,14 @@ def _is_set(tensor: Any) -> bool:
 # What a compiled model computes inside: the source is compiled a second time, for the same device
 # with the same properties, with values added to its outputs (`engines/effect.py`).
 #
-# Added are values that the device holds in memory anyhow, so that what it fuses stays fused.
+# Only values that the device holds in memory anyway are added, so that fused nodes stay fused.
 
 _WORDS = Words("the model alone", "the model compiled again computes something else")
 
 
 class Given(NamedTuple):
-    """What a step was given. inputs: tensors by place. states: tensors by name of the variable;
-    None where the variables were as a new request has them.
+    """The inputs of a step. inputs: tensors by place. states: tensors by name of the variable; None
+    where the variables have the values of a new request.
     """
 
     inputs: Mapping[int, Any]
@@ -626,8 +626,8 @@ class Given(NamedTuple):
 
 
 class Observer:
-    """Runs one model beside the program's own. source: the model, uncompiled, a copy that nobody
-    changes. values: those to show, in the order of the graph.
+    """Runs a second model beside the program's own. source: a copy of the uncompiled model that
+    nobody changes. values: to show, in graph order.
     """
 
     def __init__(self, how: Compiled, source: Any, plan: GraphPlan, values: Sequence[str]) -> None:
@@ -641,8 +641,8 @@ class Observer:
         return self._effects.values
 
     def results(self, given: Given, results: Results) -> tuple[Shown, Effect | None]:
-        """(values by name, what looking did where that is new) of one step. results: what the
-        program's own model returned.
+        """(values by name, the observer effect if it is new) of one step. results: of the program's
+        own model.
         """
 
         def run(request: Any, values: Sequence[str]) -> Shown:
@@ -655,7 +655,7 @@ class Observer:
         self._effects.close()
 
     def _make(self, values: Sequence[str]) -> Any:
-        """A request of the model that shows these values."""
+        """Compile the model with these values as outputs and create a request."""
         variant = self._source.clone()
         operators = list(variant.get_ordered_ops())
         places = [self._plan.places[value] for value in values]
@@ -685,8 +685,7 @@ class Observer:
         return shown
 
 
-# What a reader of two runs asks first of a model of OpenVINO: release, file, device, properties,
-# inputs and outputs.
+# Facts of a model for comparing two runs: release, file, device, properties, inputs and outputs.
 
 _PROPERTIES = (
     "EXECUTION_DEVICES", "INFERENCE_PRECISION_HINT", "PERFORMANCE_HINT", "EXECUTION_MODE_HINT",
@@ -883,7 +882,7 @@ def _groups(
         shared = [p for p, count in needed.items() if count > 1 and source.nodes[p].is_own]
         if not shared:
             return groups
-        # the last of them first: what is before it may then be needed by it alone
+        # add the last one first: earlier nodes may then be needed by it alone
         runs[max(shared)] = None
 
 
@@ -920,7 +919,7 @@ def _leaves(source: SourceGraph, place: int) -> list[int]:
         visited.add(node.place)
         if node.op_type == "Constant":
             leaves.append(node.place)
-        # what only the shapes of this model fix is not a constant of the file
+        # a value that only follows from the shapes of this model is not a constant of the file
         waiting += [p for p, _ in node.reads if source.nodes[p].is_constant]
     return leaves
 
@@ -1013,8 +1012,8 @@ def _shape_slot(source: SourceGraph, group: _Group) -> str:
     return f"param.{shape.names[0]}" if shape in group.constants else ""
 
 
-# What a compiled model executes, as its runtime model says: which nodes of the source became one,
-# and in which precision each ran.
+# What a compiled model executes, read from its runtime model: which source nodes were fused into
+# one, and in which precision each ran.
 
 _CONSTANT = "Const"
 _ENDS = ("Input", "Output", "MemoryOutput")

@@ -24,10 +24,10 @@ _PLAIN = (bool, int, float, str)
 
 @dataclass(frozen=True, slots=True)
 class SourceNode:
-    """reads: (place of the node, its output) by input. names, dtypes: of the outputs. owner: the
-    node of the user's file that it is of, by the name of what that makes. is_own: is it that node
-    itself? is_constant: does it compute the same at each step? has_bodies: graphs inside of it that
-    are not looked at.
+    """One node of the source graph. reads: (place of the node, its output) by input. names, dtypes:
+    of the outputs. owner: the node of the user's file that it belongs to, named by its result.
+    is_own: whether it is that node itself. is_constant: whether it computes the same value at each
+    step. has_bodies: whether it contains graphs, which are not read.
     """
 
     place: int
@@ -45,8 +45,8 @@ class SourceNode:
 
 @dataclass(frozen=True, slots=True)
 class SourceGraph:
-    """nodes: in an order in which they can run. opsets: how many nodes of each operator set.
-    variables: states that the model keeps between steps. draws: types of nodes that draw random
+    """The source graph of a model. nodes: in an executable order. opsets: number of nodes by
+    operator set. variables: states kept between steps. draws: types of nodes that draw random
     numbers. ends: (node, output) of each output of the model.
     """
 

@@ -17,7 +17,7 @@ VARIABLES = {"FLAGS_cudnn_deterministic": "1"}
 
 
 def owns(model: Any) -> bool:
-    """Is this a layer or a predictor of Paddle? Imports nothing."""
+    """Whether the model is a layer or a predictor of Paddle. Imports nothing."""
     return any(kind.__module__.partition(".")[0] == "paddle" for kind in type(model).__mro__) and (
         hasattr(model, "named_sublayers") or hasattr(model, "register_output_hook")
     )

@@ -1,4 +1,6 @@
-"""Operators of a predictor that ran: which of them are wanted, and when each is handed on."""
+"""The operators of a predictor that have run: which of them are wanted, and when each is
+written.
+"""
 
 from __future__ import annotations
 
@@ -18,29 +20,27 @@ NO_PROGRAM = "operators of Paddle are not recorded as programs"
 
 
 class OperatorSelection:
-    """Which operators of a predictor were asked for. An operator has its scope from the first time
-    it ran on.
-    """
+    """Selects operators of a predictor. The scope of an operator is known once it has run."""
 
     def __init__(self, session: Session, root: PredictorRoot) -> None:
         self._session, self._root = session, root
         self._scopes: dict[tuple[Any, ...], tuple[str, str]] = {}
 
     def is_known(self, frame: OperatorFrame) -> bool:
-        """Has this operator run before?"""
+        """Whether this operator has run before."""
         return self._key(frame) in self._scopes
 
     def learn(self, frame: OperatorFrame, scope: str, layer: str) -> None:
-        """An operator has run: its scope, and the layer it was written in."""
+        """Remember the scope of an operator that has run, and the layer it was written in."""
         self._scopes.setdefault(self._key(frame), (scope, layer))
 
     def wants_next(self, frame: OperatorFrame) -> bool:
-        """Is an operator wanted that begins now?"""
+        """Whether an operator that begins now is wanted."""
         return self.wants(frame, *self._scopes.get(self._key(frame), ("", "")))
 
     def wants(self, frame: OperatorFrame, scope: str = "", layer: str = "") -> bool:
-        """Was this call asked for, by its name or by that of the layer it was written in? One
-        without a name yet: perhaps.
+        """Whether this call is selected, by its name or by that of the layer it was written in.
+        True for a nested one whose name is not known yet.
         """
         session, step = self._session, self._root.steps
         if session.takes_all:
@@ -66,7 +66,7 @@ class OperatorSelection:
 
 
 class EndedOperators:
-    """Operators that ran, in order. One is handed on when nothing before it waits for a tensor."""
+    """Operators that have run, in order. One is written when no earlier one waits for a tensor."""
 
     def __init__(
         self,
@@ -87,14 +87,14 @@ class EndedOperators:
         self._ended.clear()
 
     def add(self, frame: OperatorFrame) -> None:
-        """An operator has run."""
+        """Add an operator that has run."""
         self._claim(frame)
         self._ended.append(frame)
         self.emit()
 
     def _claim(self, frame: OperatorFrame) -> None:
-        """Tensors that no hook showed as somebody's output, because lists are not shown: they are
-        of the operator that made the list.
+        """Assign inputs that no hook showed as an output to the operator that made the list holding
+        them: hooks do not show lists.
         """
         for name, (record, edge) in frame.inputs.items():
             if record < 0 or edge or name in self._tensors.feeds:
@@ -108,7 +108,7 @@ class EndedOperators:
                 maker.outputs[name] = (record, "")
 
     def emit(self, *, everything: bool = False) -> None:
-        """Hand on the calls that nothing waits for any more."""
+        """Write the calls that wait for nothing any more."""
         ready = 0
         for frame in self._ended:
             if not everything and (not frame.outputs or len(frame.outputs) < frame.listed):

@@ -1,5 +1,5 @@
-"""Puts a reference's tensors into a predictor that runs: what an operator wrote is overwritten
-before anyone reads it.
+"""Replaces tensors in a running predictor by those of a reference run: the output of an operator is
+overwritten before anything reads it.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _WRITES = "writes "
 
 
 class Interventions:
-    """What one capture changes. points: as `--patch` has them, read from `reference`."""
+    """The changes of one capture. points: as given to `--patch`, read from `reference`."""
 
     def __init__(self, session: Session, reference: Run, points: Sequence[str]) -> None:
         self._session, self._reference = session, reference

@@ -62,7 +62,7 @@ class Listener:
 
     @property
     def active(self) -> bool:
-        """Does it listen? Can be set: False to stop for a while."""
+        """Whether the listener records. Set it to False to stop for a while."""
         return self.frames.active
 
     @active.setter
@@ -179,7 +179,7 @@ class Listener:
     # ---- names
 
     def _scope_of(self, layer: Any, parent: LayerFrame | None) -> tuple[str, LayerRoot] | None:
-        """Scope and root of a layer that is called; None if it is not listened to."""
+        """(scope, root) of a layer that is called; None if it is not observed."""
         entry = self._layers.get(id(layer))
         if entry is None or entry[0]() is not layer:
             if parent is not None:
@@ -250,7 +250,7 @@ class LayerRoot(Root):
 
 
 class _LayerTensors:
-    """Records the tensors of layer calls. changes: what is replaced on purpose."""
+    """Records the tensors of layer calls. changes: deliberate replacements of tensors."""
 
     def __init__(self, session: Session, changes: Interventions | None) -> None:
         self._session, self._changes = session, changes
@@ -260,7 +260,7 @@ class _LayerTensors:
     def take_inputs(
         self, frame: LayerFrame, inputs: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> None:
-        """Record what a call is given, and what its layer holds."""
+        """Record the inputs of a call and the parameters of its layer."""
         traced = _is_traced(frame.layer)
         if traced:
             frame.notes.append(_TRACED)
@@ -304,7 +304,9 @@ class _LayerTensors:
         return frame.root.tensors.parameter(tensor, full, origin, sure=sure)
 
     def _take_parameters(self, frame: LayerFrame, *, deep: bool) -> None:
-        """Parameters and buffers of the layer; of those below it too when they are not called."""
+        """Record parameters and buffers of the layer, and those of layers below it that are not
+        called.
+        """
         for name, tensor in _held(frame.layer, deep):
             slot = f"param.{name}"
             # A training step changes all elements; elsewhere a sample shows it.
@@ -355,8 +357,8 @@ class _LayerTensors:
 
 
 def _is_traced(layer: Any) -> bool:
-    """Does calling this layer run a program that was traced: by to_static, or loaded by
-    jit.load?
+    """Whether calling this layer runs a traced program: made by to_static, or loaded by
+    jit.load.
     """
     forward = layer.__dict__.get("forward", getattr(type(layer), "forward", None))
     return any("StaticFunction" in kind.__name__ for kind in type(forward).__mro__) or any(
@@ -408,7 +410,7 @@ def _collect(
 
 
 class LayerCalls:
-    """Calls of layers, handed to `observe(previous, layer, inputs, kwargs)` while `switch` is
+    """Passes calls of layers to `observe(previous, layer, inputs, kwargs)` while `switch` is
     active.
     """
 
@@ -439,7 +441,7 @@ class LayerCalls:
                 self._around(traced)
 
     def unwrap(self) -> None:
-        """Take it off. Idempotent."""
+        """Remove the wrapper. Idempotent."""
         put_back(self._undo)
 
     def _around(self, traced: Any) -> None:

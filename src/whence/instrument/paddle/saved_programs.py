@@ -66,7 +66,9 @@ class PredictorSource(NamedTuple):
 
     @property
     def lacks_weights(self) -> bool:
-        """Is the file of its weights not there? Paddle says nothing then."""
+        """Whether the weights file is missing although the program has, or may have, parameters.
+        Paddle does not report this.
+        """
         program = self.described
         missing = bool(self.files[1]) and not Path(self.files[1]).is_file()
         return missing and (program is None or bool(program.parameters))
