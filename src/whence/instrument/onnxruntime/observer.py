@@ -37,7 +37,7 @@ class Observer:
 
     @property
     def values(self) -> list[str]:
-        """Those that are shown."""
+        """The names of the values that are shown."""
         return self._effects.values
 
     def results(

@@ -44,7 +44,7 @@ class _Running(NamedTuple):
 
 
 class _Tagged(NamedTuple):
-    """What a program hands to its callback, with the request of a queue that it is of."""
+    """The program's userdata for its callback, with the key of the request in a queue."""
 
     key: Any
     userdata: Any
@@ -292,7 +292,7 @@ class Listener:
     # ---- steps
 
     def _begin(self, key: Any, request: Any, holder: Any = None) -> None:
-        """A request is about to infer: what it did before is at its end."""
+        """Begin an inference of a request, and end its previous one."""
         with self._wrappers.own():
             self._end(key)
             watched = self._of(request, request if holder is None else holder)
@@ -327,7 +327,7 @@ class Listener:
 
 
 def _raw(model: Any) -> Any:
-    """The model that a Python object stands for: several may be of one."""
+    """The native model behind a Python object; several objects may share one."""
     return getattr(model, "_Model__model", model)
 
 
@@ -463,7 +463,7 @@ class _Registry:
         return Inside(graph, source, plan, Observer(how, source, plan, wanted))
 
     def _first_values(self, how: Compiled) -> dict[str, str]:
-        """Of a file of ONNX: by value the first that its node makes."""
+        """For an ONNX file: name of a value -> name of the first output of the same node."""
         if not how.content and not how.path.endswith(_ONNX):
             return {}
         try:
@@ -479,8 +479,8 @@ class _Registry:
 
 
 def _key(holder: Any) -> str:
-    """The same for all Python objects of one compiled model: the name of its first result, which no
-    other node of the process has.
+    """A key that all Python objects of one compiled model share: the name of its first result's
+    node, which is unique in the process.
     """
     asked = getattr(holder, "get_compiled_model", None)
     model = holder if asked is None else asked()
@@ -490,11 +490,11 @@ def _key(holder: Any) -> str:
 # One compiled model of the program: what it is given and returns, and the values of its graph.
 
 STATE = "state."
-"""Before the name of a variable, in slots."""
+"""Prefix of a variable's name in slots."""
 
 
 class Inside(NamedTuple):
-    """What is known of the graph that a model was compiled from. model: it, uncompiled."""
+    """The graph that a model was compiled from. model: the uncompiled model."""
 
     source: SourceGraph
     model: Any
@@ -503,8 +503,8 @@ class Inside(NamedTuple):
 
 
 class InferInProgress(StepInProgress):
-    """One inference. states: tensors of the variables before it, None where they are as a new
-    request has them.
+    """One inference. states: tensors of the variables before it, None where they have the values of
+    a new request.
     """
 
     def __init__(self, order: int, step: int) -> None:
@@ -532,7 +532,7 @@ class WatchedModel(Watched):
     # ---- a step
 
     def begin(self, request: Any, *, is_new: bool) -> InferInProgress:
-        """A request is about to infer. is_new: its variables are as a new request has them."""
+        """Begin an inference. is_new: its variables have the values of a new request."""
         session = self.session
         step = InferInProgress(session.next_order(), self.root.steps)
         self.started(step)
@@ -544,7 +544,7 @@ class WatchedModel(Watched):
         return step
 
     def end(self, step: InferInProgress, request: Any, error: str) -> None:
-        """It has inferred, or raised."""
+        """End an inference. error: what it raised, "" for nothing."""
         session = self.session
         step.inputs = dict(enumerate(request.input_tensors))
         if step.selected and session.selector.slots("input"):
@@ -563,22 +563,22 @@ class WatchedModel(Watched):
 
     @property
     def nodes(self) -> Sequence[NodeForm] | None:
-        """What the device executes."""
+        """The nodes that the device executes."""
         return None if self.inside is None else self.inside.plan.nodes
 
     def show(
         self, step: StepInProgress, results: Mapping[str, Seen]
     ) -> tuple[Shown, Effect | None]:
-        """Run the model beside."""
+        """Run the second model."""
         assert self.inside is not None
         infer = cast(InferInProgress, step)
         return self.inside.observer.results(Given(infer.inputs, infer.states), results)
 
     def recorded(self) -> None:
-        """Nothing is kept for a first step alone."""
+        """Nothing to release after the first step."""
 
     def close_inside(self) -> None:
-        """Let go of the model beside. Idempotent."""
+        """Release the second model. Idempotent."""
         inside, self.inside = self.inside, None
         if inside is not None:
             inside.observer.close()
@@ -596,7 +596,7 @@ def _constant(inside: Inside, name: str) -> Seen:
 
 
 def _copied(tensor: Any) -> Any:
-    """A tensor of OpenVINO with memory of its own."""
+    """A copy of a tensor of OpenVINO."""
     copy = type(tensor)(tensor.element_type, tensor.shape)
     tensor.copy_to(copy)
     return copy
@@ -637,7 +637,7 @@ class Observer:
 
     @property
     def values(self) -> list[str]:
-        """Those that are shown."""
+        """The names of the values that are shown."""
         return self._effects.values
 
     def results(self, given: Given, results: Results) -> tuple[Shown, Effect | None]:

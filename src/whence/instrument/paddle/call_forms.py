@@ -1,6 +1,4 @@
-"""One operator that a predictor runs: what hooks show of it, and the form that calls of it have in
-common.
-"""
+"""One operator that a predictor runs: what hooks show of it, and what its calls have in common."""
 
 from __future__ import annotations
 
@@ -18,8 +16,8 @@ _BLOCKS = ("while", "if", "conditional_block", "conditional_block_infer", "pylay
 
 
 class OperatorFrame(Frame):
-    """One operator that runs. inputs, params, outputs: by the name hooks give: (record, edge).
-    listed: tensors in the list it makes. branch: which of its blocks runs, where that is known.
+    """One operator in progress. inputs, params, outputs: (record, edge) by the hooks' name. listed:
+    number of tensors in the list that it makes. branch: index of the block that runs, where known.
     """
 
     __slots__ = (
@@ -42,12 +40,12 @@ class OperatorFrame(Frame):
 
 
 class CallForm(NamedTuple):
-    """What calls have in common of which hooks showed the same names: worked out once, since a
-    program runs many times.
+    """What calls share for which hooks showed the same names. Worked out once, since a program runs
+    many times.
 
-    operands: (hooks' name, the operator that made it where that name may be unknown) of what is no
-    parameter, in order; params, outputs: (slot, hooks' name), an output's slot being "" where it is
-    one of the results that are counted.
+    operands: (hooks' name, maker of the operand where its name may be unknown) of the inputs that
+    are not parameters, in order; params, outputs: (slot, hooks' name); the slot of an output is ""
+    if outputs are numbered in order.
     """
 
     scope: str
@@ -63,9 +61,11 @@ class CallForm(NamedTuple):
 def form_of(
     frame: OperatorFrame, fetches: Collection[str], plain: Callable[[str], str]
 ) -> CallForm:
-    """Operands in the order of the program, where that is known, and parameters by name.
+    """The form of a call. Operands are in the order of the program where that is known; parameters
+    are sorted by it, then by name.
 
-    fetches: names of the predictor's outputs. plain: a name without what changes between processes.
+    fetches: names of the predictor's outputs. plain: strips from a name what changes between
+    processes.
     """
     op, matched = frame.operator, frame.matched
     makers = dict(matched.makers) if matched is not None else {}
@@ -111,9 +111,11 @@ def form_of(
 def refs_of(
     frame: OperatorFrame, form: CallForm, earlier: Callable[[str, Any], tuple[int, str] | None]
 ) -> list[Ref]:
-    """What was read, parameters and results, each in its slot; what was not taken has none.
+    """Refs of the operands, parameters and results of a call. Tensors that were not recorded have
+    none.
 
-    earlier: (record, edge) of an operand that no hook showed of this call, by name and maker.
+    earlier: returns (record, edge) of an operand that no hook showed for this call, by name and
+    maker.
     """
     refs: list[Ref] = []
     place = 0

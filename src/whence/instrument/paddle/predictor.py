@@ -270,7 +270,7 @@ class Listener:
         return Guard(self._lock, self.give_up)
 
     def give_up(self, error: BaseException) -> None:
-        """Something of ours failed: the capture ends, the program goes on."""
+        """End the capture after an error in whence's own code; the program goes on."""
         self.active = False
         end_capture(self.session, error)
 
@@ -348,8 +348,8 @@ class _PredictorRun:
     # ---- a run
 
     def begin(self, predictor: Any, arguments: Any) -> None:
-        """The predictor is run. arguments: the list of tensors it was given, None when handles hold
-        them.
+        """Begin a run of the predictor. arguments: the list of input tensors, None when they are in
+        handles.
         """
         session = self.session
         self._clear()
@@ -378,7 +378,7 @@ class _PredictorRun:
             top.inputs[name] = self._tensors.take(value, seen_input, name, f"input.{name}", "", top)
 
     def end(self, predictor: Any, out: Any, error: str) -> None:
-        """The predictor has run, or raised."""
+        """End a run of the predictor. error: what it raised, "" for nothing."""
         if not self._stack:
             return
         session, top = self.session, self._stack[0]
@@ -426,7 +426,7 @@ class _PredictorRun:
     # ---- what hooks show
 
     def reads(self, op: str, name: str, tensor: Any) -> None:
-        """An input of the operator that runs next."""
+        """Record an input of the operator that runs next."""
         if not self._stack:
             return
         top = self._stack[-1]
@@ -459,7 +459,7 @@ class _PredictorRun:
         top.inputs[name] = self._tensors.read(name, tensor, top, waits=waits)
 
     def wrote(self, op: str, name: str, tensor: Any) -> None:
-        """An output of the operator that ran."""
+        """Record an output of the operator that has run."""
         if not self._stack or _SCRATCH in name:
             return
         top = self._stack[-1]
@@ -543,8 +543,8 @@ class _PredictorRun:
             self._leave()
 
     def _leave(self) -> None:
-        """The innermost operator has run: match it with the program, and hand it on when nothing
-        before it waits for a tensor.
+        """End the innermost operator: match it with the program, and write it when no earlier
+        operator waits for a tensor.
         """
         frame = self._stack.pop()
         if frame.op_type in _HANDED_ON:
@@ -559,8 +559,8 @@ class _PredictorRun:
 
 
 def _decided(frame: OperatorFrame, tensor: Any) -> None:
-    """Note which block of an `if` runs, from its condition; where it reads several such tensors,
-    nobody knows which.
+    """Note which block of an `if` runs, from its condition. With several tensors that may be the
+    condition, the block is unknown.
     """
     sight = look(tensor)
     if sight.dtype == "bool" and sight.nbytes == 1:

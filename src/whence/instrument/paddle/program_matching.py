@@ -1,4 +1,6 @@
-"""Finds the operator of a predictor's program that hooks show, and what hooks do not show of it."""
+"""Finds the operator of a predictor's program that belongs to the hooks' data, and adds what hooks
+do not show.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,7 @@ from whence.instrument.session import Origin
 
 
 class ProgramMatching:
-    """Matches operators that run with a program, each form of a call once.
+    """Matches running operators with a program, once for each form of a call.
 
     unshown: constants that no hook shows.
     """
@@ -91,7 +93,7 @@ class ProgramMatching:
         return record_and_edge
 
     def earlier(self, name: str, maker: Any) -> tuple[int, str] | None:
-        """An operand that no hook showed of this call."""
+        """(record, edge) of an operand that no hook showed for this call, None if unknown."""
         if name in self._tensors.named:
             return self._tensors.named[name][0], "content"
         producer = self.frame_of(maker)

@@ -50,10 +50,10 @@ class PredictorRoot(Root):
 class PredictorSource(NamedTuple):
     """What a predictor was made from.
 
-    facts: settings of its config. files: its program and its weights, "" where they are not known.
-    folder: where its program was saved for us; saved: where the user had it saved. program: file of
-    the program after passes, "" where there is none; described: what that file says, None where it
-    cannot be read. unshown: parameters that no hook shows.
+    facts: settings of its config. files: its program and its weights, "" where unknown. folder:
+    where whence had its program saved; saved: where the user had it saved. program: file of the
+    program after passes, "" for none; described: the content of that file, None where it cannot be
+    read. unshown: parameters that no hook shows.
     """
 
     facts: dict[str, Any] = {}  # noqa: RUF012 - never written
@@ -75,8 +75,8 @@ class PredictorSource(NamedTuple):
 
 
 class SavedPrograms:
-    """Programs of predictors in one run. folder: of the run, "" to save none. saves: whether
-    operators are recorded, which is what programs are saved for.
+    """The programs of predictors in one run. folder: of the run, "" to save none. saves: whether
+    operators are recorded; otherwise no program is saved.
     """
 
     def __init__(self, session: Session, words: NameTable, folder: str, *, saves: bool) -> None:
@@ -86,23 +86,23 @@ class SavedPrograms:
         self._saved = 0
 
     def cached(self, config: Any, folder: str) -> None:
-        """The user has the program of a config saved there."""
+        """Note the folder in which the user has the program of a config saved."""
         self._cached[config] = folder
 
     def given(self, config: Any, nbytes: int) -> None:
-        """A config was given its program and weights in memory."""
+        """Note that a config gets its program and weights from memory."""
         self._buffers[config] = nbytes
 
     def prepare(self, config: Any) -> PredictorSource:
-        """What a predictor of this config is made from. It will save its program after passes into
-        the run, unless the user has a way of saving of their own, or room is short.
+        """The source of a predictor of this config. Has its program saved into the run after
+        passes, unless the user saves it already or disk space is short.
         """
         files = paddle_facts.files(config)
         facts, folder = paddle_facts.of_config(config), self._ask(config, files[1])
         return PredictorSource(facts, files, folder, self._cached.get(config, ""))
 
     def _ask(self, config: Any, weights: str) -> str:
-        """Have a program saved; the folder for it, "" where it is not."""
+        """Have a program saved. Returns the folder, "" where it is not saved."""
         if not self._saves or not self._folder or self._cached.get(config):
             return ""
         if paddle_facts.said(config, "save_optimized_model") or paddle_facts.said(
@@ -128,7 +128,9 @@ class SavedPrograms:
         return str(folder)
 
     def read(self, source: PredictorSource, root: str) -> PredictorSource:
-        """The source with its program, that of a clone as it is; notes are of `root`."""
+        """The source with its program read; a clone's program is reused. Notes go to the root named
+        `root`.
+        """
         program, weights = (source.program, "") if source.program else _kept(source)
         described = None
         if program:

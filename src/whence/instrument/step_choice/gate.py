@@ -46,7 +46,7 @@ class StepGate:
         self._choice, self._tell = choice, tell
         self.watcher = Watcher(choice.conditions)
         self._control = RequestFile(control)
-        # With conditions or a ring, only steps after an event are recorded, unless ranges are given.
+        # With conditions or a ring and no ranges, only steps after an event are recorded.
         self._planned = bool(choice.ranges) or not (choice.conditions or choice.ring)
         self._left = 0.0
         self._off = False

@@ -15,7 +15,7 @@ import triton.language as tl
 from whence.frameworks import host
 
 PROGRAMS = 16
-"""Of one row of the table: each takes every sixteenth unit."""
+"""Number of programs for each row of the table; each takes every sixteenth unit."""
 _SHORT = tl.constexpr(host.DIGEST_BYTES)
 _BLOCK = tl.constexpr(host.HASH_BLOCK)
 _STEP = tl.constexpr(4 * host.HASH_BLOCK)

@@ -1,5 +1,5 @@
-"""Faults that are planted in a running model and taken out again: what a port, a refactoring or a
-bad kernel leaves behind.
+"""Plants faults in a running model and removes them again: typical errors of a port, a refactoring
+or a wrong kernel.
 """
 
 from __future__ import annotations
@@ -69,10 +69,10 @@ def sites(model: nn.Module, fault: str) -> list[str]:
 def planted(
     model: nn.Module, site: str, fault: str, strength: float | None, random: Random
 ) -> Iterator[str]:
-    """The model with one fault while the block runs; gives the sentence that says what was planted.
+    """Context in which the model has one fault. Yields a sentence that says what was planted;
+    afterwards every bit is as before.
 
-    random: draws the element, row, channel or branch. Afterwards every bit is as it was. Raises
-    NotPlanted.
+    random: draws the element, row, channel or branch. Raises NotPlanted.
     """
     words, undo = plant(model.get_submodule(site), fault, strength, random)
     try:
