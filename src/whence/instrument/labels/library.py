@@ -1,5 +1,5 @@
-"""Profiles of accelerated libraries that can save their tensors: which variables make them do it,
-and where the files lie. Data files.
+"""Profiles of accelerated libraries that can save their tensors: the environment variables that
+make them do it, and the places of the files. Profiles are data files.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""Which Python a command will run, and whether whence can reach the program through it. Standard
-library only.
+"""Finds which Python a command will run, and whether whence can reach the program through it. Uses
+the standard library only.
 """
 
 from __future__ import annotations
@@ -185,8 +185,8 @@ def of_script(path: Path, environment: Mapping[str, str]) -> Interpreter | None:
 
 
 def hiding_flags(options: Sequence[str]) -> str:
-    """Those of -I, -S, -E (also inside -Is) that a Python given these options would obey: "" or
-    e.g. "IS".
+    """The flags among -I, -S and -E (also combined, as in -Is) that a Python with these options
+    would obey: "" or e.g. "IS".
     """
     flags: list[str] = []
     remaining = list(options)

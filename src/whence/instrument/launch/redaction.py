@@ -1,5 +1,5 @@
-"""What of a command and its environment may be written into a run: an allow-list of variables, and
-secrets masked everywhere.
+"""Redacts a command and its environment before they are written into a run: an allow-list of
+variables, and secrets masked everywhere.
 """
 
 from __future__ import annotations
@@ -153,14 +153,16 @@ def _text(value: str, before: str) -> str:
 
 
 def _of_header(value: str) -> str:
-    """What is written for the value of a header: how one logs in, and not with what."""
+    """The redacted value of a header: its authentication scheme is kept, the credentials are
+    masked.
+    """
     scheme = _SCHEME.match(value)
     return f"{scheme[0]} {MASK}" if scheme else MASK
 
 
 def _is_password(before: str, between: str, value: str) -> bool:
-    """Is `value` behind -p a password? between: what parts them; "" for one word, which may also be
-    an option that begins with p.
+    """Whether `value` after -p is a password. before: the words in front of it. between: the
+    separator; "" for one word, which may also be an option that begins with p.
     """
     if not value or value.startswith("-") or _NO_PASSWORD.fullmatch(value):
         return False

@@ -27,8 +27,8 @@ from whence.instrument.torch.modes import taken_for_torchs
 _BOXED: Any = getattr(_graph, "_BoxedCodeGen", ())  # not in every torch
 _MODULE = "torch._dynamo.eval_frame"
 _NAME = "set_eval_frame"
-# newer torch: around the compiled code itself; often another name of the same function; torch 2.6
-# calls nothing else
+# Newer torch calls this name around the compiled code itself. It is often the same function under
+# another name; torch 2.6 calls only this one.
 _AGAIN = "_maybe_set_eval_frame"
 
 
@@ -132,9 +132,9 @@ class CompiledCodeGuard:
 
     def _put(self, name: str, original: Any) -> None:
         def set_eval_frame(*args: Any, **kwargs: Any) -> Any:
-            # What only switches dynamo off for a while is not a compiled code; every Python
-            # dispatch mode does that around each operator. It cannot wait for the callback that
-            # switches it on: by then the modes around the call were written down to be restored.
+            # Switching dynamo off for a while (`DisableContext`) does not run compiled code; every
+            # Python dispatch mode does that around each operator. The modes must be removed here and
+            # not at the callback that switches dynamo on: by then torch has saved them to restore.
             caller = sys._getframe(1)
             if caller.f_code.co_qualname.startswith("DisableContext"):
                 return original(*args, **kwargs)

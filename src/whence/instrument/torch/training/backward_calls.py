@@ -203,7 +203,7 @@ def _parts(call: ForwardCall, seen: SeenGradients) -> Iterator[_Part]:
         for slot, edge in call.outputs
         if call.made(edge) and (gradient := seen.given(call, edge)) is not None
     ]
-    # Autograd runs what ran last first, and adds gradients in that order.
+    # Autograd runs nodes in reverse order and adds gradients in that order.
     for place, child in reversed(list(call.known_children())):
         for slot, edge in child.inputs:
             given += [(f"{place}:{slot}", g) for g in seen.sent_below(child, edge)]

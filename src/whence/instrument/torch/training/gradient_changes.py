@@ -118,7 +118,7 @@ class _GradientCode(CodeRecorder):
         if func is UNSCALES:
             self._held[layout(args[2])] = INVERSE_SCALE
         if self._took_number and any(isinstance(value, float) for value in args):
-            # It may have been computed from the number, which is another in another run.
+            # The float may be computed from a number out of a tensor, which varies between runs.
             self.give_up("works on gradients with a number that came out of a tensor")
         return super().operator(func, args, kwargs)
 
@@ -245,18 +245,18 @@ class GradientChanges:
         self._session, self._frames, self._registry = session, frames, registry
         self._writer, self._region = writer, region
         self._left: dict[int, _Left] = {}
-        # Parameters whose gradients a step has taken since a pass left them.
+        # Identities of parameters whose gradients a step has used since the last pass.
         self._stepped: set[int] = set()
         self._settings: dict[str, Any] = {}
         self._code: _GradientCode | None = None
         self._is_new = False
         self._seen = _Changed(keep=False)
-        # Records on their way that are one if nothing else changed a gradient.
+        # Pairs of pending records that turn out equal if nothing else changed a gradient.
         self._expected: list[tuple[Any, Any]] = []
         self._beside: dict[str, Ref] = {}
-        # A norm that torch computed, and of which kind it is.
+        # The last gradient norm that torch computed, and its order.
         self._norm: tuple[Any, float] = None, 0.0
-        # Most steps do what the step before did: what decides its program, and the program.
+        # (key, program) of the last step: most steps do the same as the one before.
         self._last: tuple[Any, Recording] = None, Recording(None, [], "")
         self._undo: list[Callable[[], None]] = []
 
@@ -315,7 +315,7 @@ class GradientChanges:
             self._settings["clip_grad_value_.clip_value"] = float(given["clip_value"])
 
     def remove(self) -> None:
-        """Put the functions back that nobody wrapped in turn."""
+        """Restore the wrapped functions, except those that another tool has wrapped."""
         while self._undo:
             self._undo.pop()()
         self.clear()

@@ -155,7 +155,7 @@ class GradientHooks:
         self.leaves: dict[int, weakref.ref[Any]] = {}
         self._hooks: dict[Any, _NodeHook] = {}
         self._outputs: dict[int, dict[Edge, tuple[str, ForwardCall]]] = {}
-        # The innermost call first, whose slot the gradient is named by.
+        # Innermost calls first: a gradient is named by the slot of the innermost call.
         for call in sorted(owners.calls, key=lambda c: c.nodes[0] - c.nodes[1]):
             for slot, edge in call.outputs:
                 if call.made(edge):
@@ -167,7 +167,7 @@ class GradientHooks:
         self._separate_inner_uses()
         for node, hook in self._hooks.items():
             self._handles.append(node.register_hook(self._listening(hook)))
-        # Nodes are the program's, and nobody keeps them while they run.
+        # Drop all references to nodes: they belong to the program and must be freed as they run.
         self._hooks, self._senders, self._shared = {}, {}, ()
 
     def remove(self) -> None:

@@ -128,10 +128,10 @@ class LossCode:
         self._session, self._registry = session, registry
         self._writer, self._region = writer, region
         self._regions = Regions(session, registry, OpenRegion())
-        # Of the micro-batch that runs: a training of weeks has millions.
+        # Counts of the current micro-batch only: a long training has millions of them.
         self._counts: dict[str, tuple[int, int, dict[str, int]]] = {}
         self._loss: _Loss | None = None
-        # Those behind which a backward pass began, and another may.
+        # Losses from which a backward pass has begun, and another one may begin.
         self._stopped: list[_Loss] = []
 
     # ---- around calls of models; nothing of the listener is on the thread then
@@ -170,7 +170,7 @@ class LossCode:
         ):
             loss = self._loss = _Loss(frame, keep=self._session.elements_on)
             find = functools.partial(self._find, loss)
-            # A mode on functions would be around the call of `backward` itself.
+            # No torch-function mode: it would still be active in the call of `backward`.
             loss.recorder = CodeRecorder(
                 [], [], casts=False, find=find, drawn=find, most=_MOST_OPERATORS
             )
@@ -265,7 +265,7 @@ class LossCode:
         program, no_program = self._writer.put_recording(recording._replace(program=recorded), loss)
         part = loss.part(results, names)
         if recorded is not None and DIFFERENTIATES in recorded.notes:
-            # What it sends to tensors inside of models goes along other edges for each use of them.
+            # Gradients for tensors inside the models use a separate edge for each use.
             edges = part.input_edges
             part.input_edges = [(s, edge) for s, edge in edges if loss.has_model_returned(edge)]
         for slot, tensor in results:
