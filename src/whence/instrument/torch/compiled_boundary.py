@@ -133,8 +133,8 @@ class CompiledCodeGuard:
     def _put(self, name: str, original: Any) -> None:
         def set_eval_frame(*args: Any, **kwargs: Any) -> Any:
             # Switching dynamo off for a while (`DisableContext`) does not run compiled code; every
-            # Python dispatch mode does that around each operator. Modes must be removed at the first
-            # other switch. At the one that turns dynamo on, torch has already saved them to restore.
+            # Python dispatch mode does that around each operator. Modes must be removed at the
+            # first other switch: when dynamo is switched on, torch has already saved the modes.
             caller = sys._getframe(1)
             if caller.f_code.co_qualname.startswith("DisableContext"):
                 return original(*args, **kwargs)

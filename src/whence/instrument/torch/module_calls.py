@@ -31,7 +31,7 @@ class ModuleCalls:
         """Install the wrapper."""
         previous = torch.nn.Module.__call__
         is_compiling = torch.compiler.is_compiling
-        # as `compiled_boundary.inside` asks; a frame of ours would go to dynamo
+        # the same test as `compiled_boundary.inside`, inlined: dynamo would compile a further frame
         callback, off = get_eval_frame_callback, (None, False)
         frames, observe = self._frames, self._observe
 
@@ -41,8 +41,8 @@ class ModuleCalls:
             return observe(previous, module, args, kwargs)
 
         taken_for_torchs(__call__)
-        # dynamo takes what is called so for the frame to compile, and wraps others in one of its
-        # own, whose guards would end up in a package of compiled code
+        # dynamo compiles the frame of a function with this name directly; any other it wraps in one
+        # of its own, whose guards would end up in a package of compiled code
         __call__.__name__ = torch.nn.Module._wrapped_call_impl.__name__
         self._previous, self._wrapper = previous, __call__
         __call__.whence = self  # type: ignore[attr-defined]

@@ -34,8 +34,8 @@ class ModuleInfo:
         serial: int,
         forget_module: Callable[[int, int], None],
     ) -> None:
-        # Never used twice, which id(module) is: a module made in a forward dies, and the next one
-        # lies where it lay.
+        # Unique, unlike id(module): a module made in a forward pass dies, and the next one may get
+        # the same address.
         self.serial = serial
         self.programs = 0  # how many were recorded
         kind = type(module)
@@ -49,8 +49,8 @@ class ModuleInfo:
         self.op_type, self.source = kind.__name__, f"{kind.__module__}.{kind.__qualname__}"
         self.branches = any(child is not None for child in module._modules.values())
         self.closed = isinstance(module, torch.jit.ScriptModule) or is_optimized(module)
-        # Children that are used without being called (a fused path): their parameters are the
-        # module's own.
+        # True where children are used without being called (a fused path): their parameters then
+        # count as the module's own.
         self.deep = isinstance(module, torch.nn.MultiheadAttention)
         self.entries: list[HeldTensor] | None = None
         self.sizes: tuple[int, int, int] = (-1, -1, -1)

@@ -43,7 +43,7 @@ class Overload:
         self.overwritten = frozenset(f"input.{name}" for name in blind)
         self.by_grad_mode = facts.base in BY_GRAD_MODE
         self.uninitialised = facts.base in UNINITIALISED
-        # All that may be said of a result is that it is new, or a view.
+        # True if every result is a new tensor or a view, and nothing else is written.
         self.plain = not self.writes and not self.statistics and not self.uninitialised
         self.random = facts.random
         self.sizes = any("int" in str(a.real_type) for a in schema.arguments)

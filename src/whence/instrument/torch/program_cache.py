@@ -29,10 +29,9 @@ from whence.instrument.torch.tensor_identity import TensorRegistry
 from whence.records import Program, Ref
 from whence.records.slots import DRAWN
 
-# So many programs of a family that are one and the same, and its next extents are not recorded
-# again.
+# Number of identical programs in a row after which further extents of a family are not recorded.
 _SETTLED = 3
-# Of one module; a program with its extents written in serves no other extents, and every one more
+# Most programs of one module. A program with fixed extents serves no other extents, and each new one
 # costs the time to record it.
 _MOST_PROGRAMS = 16
 

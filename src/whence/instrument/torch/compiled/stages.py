@@ -27,9 +27,8 @@ ROUNDED = "rounded"
 up or down: it shows how far rounding alone changes this program.
 """
 
-# The rung of `RUNGS["torch"]` -> the backend of that name in torch. "eager" compiles
-# nothing; "inductor" is what the program asks for, and so are the two before it, but for what they
-# switch off.
+# Rung of `RUNGS["torch"]` -> torch's name of its backend. "eager" compiles nothing. "inductor" and
+# the two rungs before it use the program's own backend; those two switch some features off.
 _BACKENDS = {
     "dynamo": "eager",
     "aot_eager": "aot_eager",
