@@ -31,8 +31,8 @@ from whence.records.slots import DRAWN
 
 # Number of identical programs in a row after which further extents of a family are not recorded.
 _SETTLED = 3
-# Most programs of one module. A program with fixed extents serves no other extents, and each new one
-# costs the time to record it.
+# Most programs of one module. A program with fixed extents serves no other extents, and each new
+# one costs the time to record it.
 _MOST_PROGRAMS = 16
 
 _grad, _inference = torch.is_grad_enabled, torch.is_inference_mode_enabled

@@ -56,8 +56,9 @@ FindExternal = Callable[[bytes, str, tuple[int, ...], Bytes], External | None]
 _MIN_EXTERNAL_BYTES = 1 << 16  # of a parameter that is worth looking for in a checkpoint
 
 _FEW = 1 << 6
-"""Number of dead tensors that may stay registered before a prune. The remains of their storages lie
-between live allocations and keep the allocator from merging freed memory, so they must stay few.
+"""Dead tensors are pruned when more than this number, plus twice the number left by the last prune,
+are registered. The remains of dead storages lie between live allocations and keep the allocator
+from merging freed memory, so they must stay few.
 """
 
 _GRAPH = "a CUDA graph is recorded: the program computes nothing yet, and reading would break it"
