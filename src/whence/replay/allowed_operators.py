@@ -1,11 +1,11 @@
 """The operators a program may use: base operators of aten that are pure functions of tensors, and
 their in-place variants.
 
-A curated list, by base name; an overload of a listed base is allowed when its schema takes tensors,
-numbers, dtypes and short words only (`binding` checks that: no generator, no storage, no
-stream, no `out=`). Not here, on purpose: everything that reads or writes files, allocates by
-someone else's pointer (`from_blob`, `set_`, `resize_`), draws random numbers, or talks to other
-processes.
+The list is curated by base name. An overload of a listed base is allowed when its schema takes only
+tensors, numbers, dtypes and short words; `binding` checks that (no generator, no storage, no
+stream, no `out=`). Left out on purpose: operators that read or write files, that use memory behind
+a foreign pointer (`from_blob`, `set_`, `resize_`), that draw random numbers, or that communicate
+with other processes.
 """
 
 from __future__ import annotations
@@ -177,10 +177,10 @@ FUSED = words(
     "_fused_adagrad _fused_adam _fused_adamw _fused_sgd _amp_foreach_non_finite_check_and_unscale"
 )
 
-# Return a Python number: guards.
+# These return a Python number; a program uses them as guards.
 NUMBERS = frozenset(["_local_scalar_dense", "item", "is_nonzero", "equal", "allclose"])
 
-# Output sizes that no arithmetic on shapes gives; bounded by what they read.
+# Their output sizes depend on the elements of their operands, not on shapes alone.
 DATA_DEPENDENT = words("""
     nonzero nonzero_numpy argwhere masked_select _unique _unique2 unique_dim unique_consecutive
     unique_dim_consecutive repeat_interleave bincount index one_hot where
@@ -209,7 +209,7 @@ CAST = "whence.cast"
 
 
 class OperatorName(NamedTuple):
-    """ "aten.add.Tensor" in its parts."""
+    """The parts of an operator name such as "aten.add.Tensor"."""
 
     namespace: str
     base: str

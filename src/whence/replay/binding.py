@@ -1,4 +1,6 @@
-"""Operations bound to overload and schema; which memory they share, and what outputs depend on."""
+"""Binds operations to their overload and schema; finds which of them share memory and what the
+outputs depend on.
+"""
 
 from __future__ import annotations
 
@@ -32,9 +34,11 @@ _OWN = {GRADIENTS: "gradients", OPTIMIZER_STEP: "optimizer_step"}
 
 @dataclass
 class BoundOperation:
-    """One operation bound to its overload. names: of its positional arguments. allocates: its
-    result is new memory. writes: arguments that it writes. chooses: does it choose among scores?
-    last_use: operations whose results nothing needs after it.
+    """One operation bound to its overload.
+
+    names: of its positional arguments. allocates: whether its result is new memory. writes: names
+    of the arguments that it writes in place. chooses: whether it chooses among scores. last_use:
+    places of the operations whose results nothing reads after this one.
     """
 
     operation: Operation
@@ -50,9 +54,12 @@ class BoundOperation:
 
 @dataclass(frozen=True)
 class BoundProgram:
-    """A program ready to run. roots: by operation, roots of memory that its result may share.
-    written_roots: roots that some operation writes. boundaries: place -> children called before it.
-    differentiated: (kind, place) of the inputs and params whose gradients it makes.
+    """A program ready to run.
+
+    roots: for each operation, the roots of the memory that its result may share. written_roots:
+    roots that some operation writes. boundaries: place -> children called before the operation at
+    this place. differentiated: (kind, place) of the inputs and params whose gradients the program
+    computes.
     """
 
     program: Program
@@ -64,13 +71,13 @@ class BoundProgram:
 
     @property
     def writes(self) -> bool:
-        """Does any operation write in place?"""
+        """Whether any operation writes in place."""
         return any(step.writes for step in self.steps)
 
 
 @dataclass(frozen=True)
 class Dependencies:
-    """What some outputs of a program depend on: operations, inputs, params."""
+    """The operations, inputs and params that some outputs of a program depend on."""
 
     outputs: frozenset[str]
     operations: frozenset[int]
@@ -113,7 +120,7 @@ def _bind(operation: Operation, name: OperatorName | None) -> BoundOperation:
 
 
 def _fits(operation: Operation, schema: Any) -> None:
-    """Raises ReplayRefused when the arguments are not of the kinds the schema asks for."""
+    """Raises ReplayRefused when the arguments do not fit the schema."""
     positional = [a for a in schema.arguments if not a.kwarg_only]
     if len(operation.args) > len(positional):
         raise ReplayRefused(
@@ -165,8 +172,9 @@ def _kind(kind: str, value: Any) -> bool:
 
 
 def bind_program(program: Program, names: Sequence[OperatorName | None]) -> BoundProgram:
-    """The program with every operation bound. names: what `validate` gives. Raises ReplayRefused
-    for an operation that cannot be run.
+    """Returns the program with every operation bound.
+
+    names: as returned by `validate`. Raises ReplayRefused for an operation that cannot be run.
     """
     steps = [_bind(*pair) for pair in zip(program.operations, names, strict=True)]
     for place, uses in _last_uses(program).items():
@@ -184,7 +192,9 @@ def bind_program(program: Program, names: Sequence[OperatorName | None]) -> Boun
 
 
 def _aliases(steps: Sequence[BoundOperation]) -> tuple[list[set[Any]], set[Any]]:
-    """(roots of memory each operation's result may share, roots that some operation writes)."""
+    """Returns (for each operation, the roots of the memory its result may share; all roots that
+    some operation writes).
+    """
     groups: list[set[Any]] = []
     written_roots: set[Any] = set()
     for place, step in enumerate(steps):
@@ -197,7 +207,10 @@ def _aliases(steps: Sequence[BoundOperation]) -> tuple[list[set[Any]], set[Any]]
 
 
 def _roots(tensors: Iterable[Operand], groups: Sequence[set[Any]]) -> set[Any]:
-    """The memory that operands may share. groups: of the operations before them."""
+    """Returns the roots of the memory that these operands may share.
+
+    groups: for each earlier operation, the roots of its result.
+    """
     roots: set[Any] = set()
     for kind, value in tensors:
         if kind in TENSOR_OPERANDS:
@@ -206,7 +219,7 @@ def _roots(tensors: Iterable[Operand], groups: Sequence[set[Any]]) -> set[Any]:
 
 
 def _written(step: BoundOperation) -> Iterator[Operand]:
-    """The operands that an operation writes in place."""
+    """Yields the operands that an operation writes in place."""
     named = dict(zip(step.names, step.operation.args)) | step.operation.kwargs
     return operands([named.get(name) for name in step.writes])
 
@@ -214,8 +227,11 @@ def _written(step: BoundOperation) -> Iterator[Operand]:
 def dependencies(
     bound: BoundProgram, outputs: Collection[str], *, only_needed: bool = False
 ) -> Dependencies:
-    """What these outputs depend on. only_needed: only the writes that reach them, and no guard of
-    others; else any write may reach anything, and any guard decides.
+    """Returns what these outputs depend on.
+
+    only_needed: follow only the in-place writes to memory that the outputs read, and ignore the
+    guards of other outputs. Otherwise a program with an in-place write or a guard counts as needed
+    in full, since either may affect any output.
     """
     program = bound.program
     operands = [operand for slot, operand in program.outputs if slot in outputs]
@@ -228,7 +244,7 @@ def dependencies(
                 writers.setdefault(root, []).append(place)
         todo += [w for root in _roots(tensors, bound.roots) for w in writers.get(root, ())]
     elif bound.writes or any(op.guard is not None for op in program.operations):
-        # What is written in place, or decided by a number read, may reach anything.
+        # An in-place write, or a number that a guard reads, may affect any output.
         todo = list(range(len(program.operations)))
     operations: set[int] = set()
     inputs = {o["in"] for o in operands if "in" in o}
@@ -254,7 +270,9 @@ def dependencies(
 
 
 def _last_uses(program: Program) -> dict[int, list[int]]:
-    """By operation: results that nothing needs after it."""
+    """Returns place of an operation -> places of the results that no later operation or output
+    reads.
+    """
     last: dict[int, int] = {}
     for place, operation in enumerate(program.operations):
         last[place] = place

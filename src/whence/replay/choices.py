@@ -1,5 +1,5 @@
-"""Operators that choose among scores (top-k, argmax, sort): what they saw, and a run in which they
-choose what they are told.
+"""Operators that choose among scores (top-k, argmax, sort): records their scores and choices, and
+replays a run with prescribed choices.
 """
 
 from __future__ import annotations
@@ -31,10 +31,11 @@ _HANDS_ON = {"_to_copy", "to", "clone", "contiguous", "type_as", "convert_elemen
 
 @dataclass(frozen=True, slots=True)
 class SeenChoices:
-    """A choice as one run made it. scores: [rows, n], of this `dtype`; own: [rows, k], what the
-    operator chose; used: what it was told to choose instead, else the same; shape: of the rows.
+    """What an operator chose in one run.
 
-    ordered, distinct: as for `judge.ties.follow`. length: of the longest sum before it.
+    scores: [rows, n], of this `dtype`. own: [rows, k], the indices that the operator chose. used:
+    the indices prescribed instead, else equal to `own`. shape: of the rows. ordered, distinct: as
+    for `judge.ties.follow`. length: terms of the longest sum before the operator.
     """
 
     operator: str
@@ -50,11 +51,12 @@ class SeenChoices:
 
 @dataclass
 class Choices:
-    """Sees what every operator that chooses is given in one run.
+    """Records, and may override, every choice among scores in one run.
 
-    told: by place in the program, what it chooses instead, [rows, k], -1 where it chooses by
-    itself. seen: by place. shown: by operand (place, result), which choice it holds and which
-    element of [rows, k] each of its own is: views and casts hand an index on.
+    told: place in the program -> indices to choose instead, [rows, k], -1 where the operator
+    chooses by itself. seen: place -> what was recorded. shown: operand (place, result) -> (place of
+    the choice whose indices it holds, for each of its elements the position in [rows, k]); views
+    and casts pass indices on.
     """
 
     told: Mapping[int, I64] = field(default_factory=dict)
@@ -64,8 +66,8 @@ class Choices:
     def made(
         self, place: int, base: str, operation: Any, named: Mapping[str, Any], out: Any, length: int
     ) -> Any:
-        """The results of a choosing operator: its own, or with the indices it is told, and the
-        values these point at.
+        """Returns the results of a choosing operator: its own, or the prescribed indices with the
+        scores at these indices.
         """
         results = list(out) if isinstance(out, (tuple, list)) else [out]
         number = CHOOSES[base]
@@ -109,8 +111,9 @@ class Choices:
         args: tuple[Any, ...],
         rerun: Callable[..., Any],
     ) -> None:
-        """Follow an index through an operator that only hands its elements on. again: the
-        operator.
+        """Follows indices through an operator that only rearranges or casts them.
+
+        rerun: applies the same operator to another first argument.
         """
         operand = operation.args[0] if operation.args else None
         if not isinstance(operand, dict) or "op" not in operand:
@@ -129,18 +132,18 @@ class Choices:
 
 
 class Integers:
-    """A `Watch` that keeps every tensor of whole numbers a program makes: what it chooses is among
-    them.
+    """A `Watch` that keeps every int32 and int64 tensor that a program computes; the indices that
+    it chooses are among them.
     """
 
     def __init__(self) -> None:
         self.arrays: list[I64] = []
 
     def given(self, tensors: dict[str, Any]) -> None:
-        """Inputs are none that it made."""
+        """Ignores the inputs: the program did not compute them."""
 
     def runs(self, place: int, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Only results count."""
+        """Ignores the arguments: only results are kept."""
 
     def made(self, results: list[Any]) -> None:
         whole = (t for t in results if t.dtype in (torch.int64, torch.int32) and t.numel())
@@ -148,7 +151,7 @@ class Integers:
 
 
 class _Layout:
-    """A choice along an axis as rows."""
+    """Converts a choice along an axis to rows and back."""
 
     def __init__(self, x: Any, index: Any, base: str, dim: int | None, *, has_dim: bool) -> None:
         self.x, self.pooled = x, _POOLS.get(base, 0)
@@ -167,7 +170,7 @@ class _Layout:
         return tuple(shape)
 
     def scores(self) -> Any:
-        """[rows, n], None when there is nothing to choose from."""
+        """Returns the scores as [rows, n]; None when there is nothing to choose from."""
         if not self.x.numel():
             return None
         if self.axis is None or self.x.dim() == 0:
@@ -177,7 +180,7 @@ class _Layout:
         return self.x.movedim(self.axis, -1).reshape(-1, self.x.shape[self.axis])
 
     def rows(self, index: Any) -> Any:
-        """[rows, k], None when that is not the form of an index."""
+        """Returns the indices as [rows, k]; None when they do not have the shape of a choice."""
         if not index.numel():
             return None
         if self.axis is None or self.x.dim() == 0:
@@ -188,7 +191,7 @@ class _Layout:
         return index.movedim(self.axis, -1).reshape(-1, index.shape[self.axis])
 
     def back(self, rows: Any) -> Any:
-        """Rows in the form that the operator's results have."""
+        """Returns rows in the shape of the operator's results."""
         if self.axis is None or self.x.dim() == 0 or self.pooled:
             return rows.reshape(self.index_shape)
         shaped = rows.reshape(*self.shape, rows.shape[-1]).movedim(-1, self.axis)

@@ -1,10 +1,9 @@
-"""One program out of the operators that a module ran, where each of them was recorded as a call of
+"""Composes one program for a module call from its operators, where each was recorded as a call of
 its own.
 
-Operators are wired by the records that they share. A tensor that was written through a view of it
-has a record that no operator made; it is found among the tensors that share that memory. Whether
-the wiring is right shows when the program is checked against its own recording, as every program
-is.
+Two operators are connected when they share a record. A tensor that was written through a view has a
+record that no operator returned; it is looked up among the tensors that share that memory. Wrong
+connections show when the program is checked against its own recording, as every program is.
 """
 
 from __future__ import annotations
@@ -24,12 +23,14 @@ from whence.records.slots import is_mutated, is_param, is_read, is_written
 from whence.replay.program_parts import ProgramBuilder
 
 COMPOSED = mark(Mark.COMPOSED)
-"""The note of a program that was made here: nothing tells which numbers the code around its
-operators looked at.
+"""The note of a program composed here: the recording does not tell which numbers the Python code
+around the operators read.
 """
 
 INNER = "output.inner."
-"""How slots begin of what operators inside made, beside what their module returns."""
+"""Prefix of the slots of tensors that inner operators computed, in addition to the module's own
+outputs.
+"""
 
 _UNWRITTEN = ("aten.empty", "aten.new_empty")
 _STRIDED = "aten.empty_strided.default"
@@ -42,11 +43,11 @@ def compose(
     records: Sequence[Record],
     unnamed: Collection[int] = (),
 ) -> Program:
-    """The program of a module call.
+    """Returns the program of a module call.
 
-    kids: every call right below it, in the order of execution; operators become operations, all
-    others stay its children, numbered from 0. unnamed: records of activations that the call was not
-    given. Raises ReplayRefused where an operator cannot be run again.
+    kids: the calls directly below it, in execution order. Operators become operations; all others
+    remain child calls, numbered from 0. unnamed: records of activations that were not passed to the
+    call. Raises ReplayRefused where an operator cannot be run again.
     """
     composer = _Composer(call, records, unnamed)
     number = 0
@@ -60,7 +61,7 @@ def compose(
 
 
 class _Composer:
-    """The operations wired so far. Operands that share memory are of one group."""
+    """The operations connected so far. Operands that share memory belong to one group."""
 
     def __init__(
         self, call: Call, records: Sequence[Record], unnamed: Collection[int] = ()
@@ -92,7 +93,9 @@ class _Composer:
         self._members.setdefault(group, []).append((operand, record))
 
     def _find(self, record: int) -> Any:
-        """The operand that holds a record; None where no operator here computed it."""
+        """Returns the operand that holds a record; None where no operator of the call
+        computed it.
+        """
         if (holder := self._holder_of.get(record)) is not None:
             return holder
         sought = self._records[record]
@@ -111,8 +114,8 @@ class _Composer:
         return None
 
     def _operand(self, record: int, dtype: str = "") -> Any:
-        """The operand of a record in the program. What no operator here computed is a constant
-        of the code.
+        """Returns the operand of a record in the program. A tensor that no operator of the call
+        computed becomes a constant.
         """
         holder = self._find(record)
         if holder is None:
@@ -141,7 +144,9 @@ class _Composer:
     # ---- calls
 
     def operator(self, call: Call, program: Program | None) -> None:
-        """Append an operator. One that only tells a number to the code leaves nothing here."""
+        """Appends an operator. An operator without tensor results (it only returned a number to the
+        code) adds nothing.
+        """
         refs = {r.slot: r.record for r in call.refs}
         if not any(is_written(slot) for slot in refs):
             return
@@ -197,7 +202,9 @@ class _Composer:
                 self._learn(refs[slot], operand, shared)
 
     def _held(self, operand: Any) -> Any:
-        """An operand as `_holder_of` has it, where slots are resolved when they are read."""
+        """Returns an operand in the form `_holder_of` stores: inputs and params by slot, which is
+        resolved when it is read.
+        """
         if "in" in operand:
             return {"slot": self._builder.inputs[operand["in"]]}
         return {"slot": operand["param"]} if "param" in operand else operand
@@ -211,7 +218,9 @@ class _Composer:
         return self._operand(refs[slot])
 
     def _unwritten(self, call: Call, refs: Mapping[str, int]) -> None:
-        """Memory that others write, or a view of it."""
+        """Adds memory that a later operator fills (such as `aten.empty`), or a view of
+        such memory.
+        """
         output = refs.get("output.0")
         if base_name(call.op) in VIEWS and call.no_program == READS_UNWRITTEN:
             self._view_of_unwritten(call, self._operand(refs["input.self"]))
@@ -235,7 +244,9 @@ class _Composer:
         self._builder.append(operation, call.source)
 
     def child(self, number: int, call: Call) -> None:
-        """Between operators a child ran: what it was given is made here, what it left goes on."""
+        """Adds a child call: its inputs become outputs of this program, and later operators read
+        its outputs.
+        """
         for ref in call.slots("input"):
             self._hand(f"{number}:{ref.slot}", ref.record)
         self._calls.append((number, self._builder.length))
@@ -257,7 +268,7 @@ class _Composer:
         return self._write_time.get(group, 0) > self._learned.get(record, 0)
 
     def program(self) -> Program:
-        """All of it."""
+        """Returns the finished program."""
         for kind in ("output", "mutated"):
             for ref in self._call.slots(kind):
                 self._hand(ref.slot, ref.record)

@@ -1,10 +1,10 @@
-"""Declared semantics: what a replay does otherwise when a difference is allowed. Values in numpy,
-edits on programs as data.
+"""Declared semantics: how a replay changes its arithmetic for a declared, allowed difference.
+Values are numpy arrays; programs are edited as data.
 
-Quantised numbers are simulated: codes are made, and the value they stand for is handed on ("fake
-quantisation"), code x into (code - zero point) scale, rounding half to even. Source: Jacob et al.,
-Quantization and Training of Neural Networks for Efficient Integer-Arithmetic-Only Inference, 2018,
-eq. 1; fp8: OCP 8-bit Floating Point Specification, 2023.
+Quantised numbers are simulated ("fake quantisation"): a value is encoded, and the value that its
+code represents is passed on, (code - zero point) x scale, rounded half to even. Source: Jacob et
+al., Quantization and Training of Neural Networks for Efficient Integer-Arithmetic-Only Inference,
+2018, eq. 1; fp8: OCP 8-bit Floating Point Specification, 2023.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ from whence.records.program import map_operands
 
 F64 = npt.NDArray[np.float64]
 _FLOATS: dict[str, Any] = {"e4m3": ml_dtypes.float8_e4m3fn, "e5m2": ml_dtypes.float8_e5m2}
-# A scale is never smaller: an all-zero row would divide by zero.
+# The smallest scale: an all-zero row would otherwise divide by zero.
 _LEAST = float(np.finfo(np.float32).eps)
 
 
 @dataclass(frozen=True, slots=True)
 class Grid:
-    """A quantised number format and what shares one scale.
+    """A quantised number format and the elements that share one scale.
 
     bits: 2 to 8, for format "int"; "e4m3" and "e5m2" are 8-bit floats. per: "tensor", "channel"
-    (`axis` keeps a scale each), "group" (`group` neighbours along the last axis) or "token" (each
-    vector along the last axis). span: how a symmetric scale is chosen, "narrow" max|x| /
-    (2^(bits-1) - 1) or "full" max|x| / ((2^bits - 1) / 2); both are in use.
+    (one scale for each index along `axis`), "group" (`group` neighbours along the last axis) or
+    "token" (each vector along the last axis). span: how a symmetric scale is chosen, "narrow"
+    max|x| / (2^(bits-1) - 1) or "full" max|x| / ((2^bits - 1) / 2); both are in use.
     """
 
     bits: int = 8
@@ -50,13 +50,13 @@ class Grid:
 
     @property
     def codes(self) -> tuple[int, int]:
-        """Smallest and largest integer code, two's complement."""
+        """Returns the smallest and largest integer code, two's complement."""
         return -(1 << (self.bits - 1)), (1 << (self.bits - 1)) - 1
 
 
 def blocks(x: Array, grid: Grid) -> tuple[F64, tuple[int, ...]]:
-    """x in float64, shaped so that what shares a scale lies along the returned axes. Raises
-    ReplayRefused when the grid does not fit x.
+    """Returns x in float64, reshaped so that the elements that share a scale lie along the returned
+    axes. Raises ReplayRefused when the grid does not fit x.
     """
     wide: F64 = np.asarray(x, dtype=np.float64)
     if grid.per == "group":
@@ -76,8 +76,8 @@ def blocks(x: Array, grid: Grid) -> tuple[F64, tuple[int, ...]]:
 
 
 def scales(x: Array, grid: Grid) -> tuple[F64, F64]:
-    """(scale, zero point) of x by minimum and maximum, shaped to broadcast over `blocks(x, grid)`.
-    Zero points are 0 when symmetric.
+    """Returns (scale, zero point) of x from its minimum and maximum, shaped to broadcast over
+    `blocks(x, grid)`. Zero points are 0 for a symmetric grid.
     """
     view, axes = blocks(x, grid)
     low, high = grid.codes
@@ -94,7 +94,7 @@ def scales(x: Array, grid: Grid) -> tuple[F64, F64]:
         )
         scale = np.maximum(largest / top, _LEAST)
         return scale, np.zeros_like(scale)
-    # The range holds zero, so that zero has a code of its own.
+    # The range includes zero, so that zero has a code of its own.
     least, largest = (
         np.minimum(view.min(axes, keepdims=True), 0.0),
         np.maximum(view.max(axes, keepdims=True), 0.0),
@@ -105,8 +105,9 @@ def scales(x: Array, grid: Grid) -> tuple[F64, F64]:
 
 @dataclass(slots=True)
 class Ties:
-    """Codes that lie within `within` * max(|code|, 1) of a tie. per_vector: the most that one
-    vector along the last axis has, once known.
+    """Counts codes within `within` * max(|code|, 1) of a tie.
+
+    per_vector: the largest count in one vector along the last axis, set by `fake_quantise`.
     """
 
     within: float
@@ -122,12 +123,13 @@ def fake_quantise(
     ties: Ties | None = None,
     flips: Collection[int] = (),
 ) -> F64:
-    """The values x has after quantisation on the grid, float64, of x's shape.
+    """Returns x after quantisation on the grid, in float64 and of x's shape.
 
-    scale: a given (static) one, broadcastable; else taken from x. working: dtype in which scale and
-    codes are computed ("float32" and "bfloat16" round as a target in that precision does). ties:
-    filled with what lies so near a tie that a correct target may round it either way; flips: of
-    each vector along the last axis, which of its ties (0 the nearest) are rounded the other way.
+    scale: a given (static) one, broadcastable; else computed from x. working: dtype in which scale
+    and codes are computed ("float32" and "bfloat16" round like a target that uses that precision).
+    ties: its `per_vector` is set to the count of codes so near a tie that a correct target may
+    round them either way. flips: for each vector along the last axis, which of its ties (0 the
+    nearest) are rounded the other way.
     """
     view, _ = blocks(x, grid)
     if scale is None:
@@ -171,8 +173,8 @@ def fake_quantise(
 
 
 def round_mantissa(x: Array, how: str = "even") -> F64:
-    """x with 10 explicit bits of mantissa (TF32), float64. how: "even" (ties to even), "away" (ties
-    away), "truncate".
+    """Returns x with 10 explicit bits of mantissa (TF32), in float64. how: "even" (ties to even),
+    "away" (ties away from zero), "truncate".
     """
     mantissa, exponent = np.frexp(np.asarray(x, dtype=np.float64))
     scaled = mantissa * 2048.0
@@ -204,8 +206,8 @@ def _base(operation: Operation) -> str:
 
 
 def with_tf32(program: Program, how: str) -> Program | None:
-    """The program with both operands of every matrix product and convolution rounded to 10 bits of
-    mantissa; None when it has none.
+    """Returns the program with both operands of every matrix product and convolution rounded to 10
+    bits of mantissa; None when the program has neither.
 
     how: as in `round_mantissa`. The sums stay in the working dtype.
     """
@@ -214,7 +216,7 @@ def with_tf32(program: Program, how: str) -> Program | None:
     changed = False
 
     def renumbered(kind: str, value: Any) -> Any:
-        """The result of an operation, by the place that the operation has now."""
+        """Returns an operation result by its new place."""
         return {kind: [moved[value[0]], value[1]]} if kind == "op" else {kind: value}
 
     for place, operation in enumerate(program.operations):
@@ -260,8 +262,8 @@ def _rounding(operand: Any, how: str, start: int) -> list[Operation]:
 
 
 def gelu_program(program: Program, form: str) -> Program:
-    """A program of the same single input and output that computes GELU of this form: "erf", "tanh"
-    or "sigmoid" (x sigmoid(1.702 x)).
+    """Returns a program of the same single input and output that computes this form of GELU: "erf",
+    "tanh" or "sigmoid" (x sigmoid(1.702 x)).
 
     Source: Hendrycks and Gimpel, Gaussian Error Linear Units, 2016, sec. 2.
     """
@@ -291,8 +293,8 @@ def gelu_program(program: Program, form: str) -> Program:
 
 
 def with_gelu(program: Program, form: str) -> Program | None:
-    """The program with every GELU operator of the other form ("erf" or "tanh") turned into this
-    one; None when that changes nothing.
+    """Returns the program with every GELU operator of the other form ("erf" or "tanh") converted to
+    this one; None when that changes nothing.
     """
     approximation = "tanh" if form == "tanh" else "none"
     changed = False
@@ -318,8 +320,8 @@ def with_gelu(program: Program, form: str) -> Program | None:
 def computes_gelu(
     program: Program, form: str, run: Callable[[Program], Mapping[str, Array]]
 ) -> bool:
-    """Is this whole program (one input, one output, no parameters) a GELU of this form, whatever
-    operators it writes it with?
+    """Whether this whole program (one input, one output, no parameters) is a GELU of this form, by
+    whatever operators.
 
     run: executes a program in float64 on the inputs at hand.
     """

@@ -1,4 +1,4 @@
-"""Torch's own derivatives of operators that it followed."""
+"""Torch's own derivatives of operators that autograd recorded."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from whence.errors import ReplayRefused
 def gradients_of(
     results: Sequence[Any], incoming: Sequence[Any], wanted: Sequence[Any]
 ) -> list[Any]:
-    """The gradients of `wanted`, from those that come into `results`. Raises ReplayRefused where no
-    gradient reaches one.
+    """Returns the gradients of `wanted`, given the incoming gradients of `results`. Raises
+    ReplayRefused when one of `wanted` receives no gradient.
     """
     pairs = [(r, g.to(r.dtype)) for r, g in zip(results, incoming) if r.requires_grad]
     if not pairs:
@@ -31,8 +31,8 @@ def gradients_of(
 
 
 def longest_sum(results: Sequence[Any], incoming: Sequence[Any]) -> int:
-    """The most terms that one element of a gradient is summed from: rows or columns of what comes
-    into the results.
+    """Returns the largest number of terms that one element of a gradient is summed from, estimated
+    as the longest row or column of the incoming gradients.
     """
     summed = [g for r, g in zip(results, incoming) if r.requires_grad and g.dim()]
     lengths = [n for g in summed for n in (g.shape[-1], g.numel() // max(1, g.shape[-1]))]

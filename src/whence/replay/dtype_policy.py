@@ -1,5 +1,5 @@
-"""Which dtype every tensor and dtype argument has in a run, how its tensors lie in memory, and
-parameters that are brought to both once for several runs.
+"""Decides the dtype of every tensor and dtype argument in a run and the memory layout of tensors;
+converts parameters once for several runs.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ _EITHER_DTYPE = {"full", "arange", "scalar_tensor", "range"}
 
 @dataclass(frozen=True, slots=True)
 class HeldParameters:
-    """Parameters brought to one working dtype and layout, to be used by several runs of one
-    program. See `Loaded.hold`.
+    """Parameters converted to one working dtype and layout, shared by several runs of one program.
+    See `Loaded.hold`.
     """
 
     tensors: dict[str, Any]
@@ -44,8 +44,8 @@ def hold(
     strides: Mapping[str, tuple[int, ...]],
     convert: Callable[[Any], Any],
 ) -> HeldParameters:
-    """The parameters of these slots, as far as they are there; those that are held already as they
-    are. Raises ReplayRefused for parameters held for another working dtype.
+    """Returns the available parameters of these slots, converted; `HeldParameters` are returned
+    unchanged. Raises ReplayRefused for parameters held for another working dtype.
     """
     if isinstance(params, HeldParameters):
         if params.working != working:
@@ -60,7 +60,7 @@ def hold(
 
 
 def floating_dtype(name: str) -> Any:
-    """The torch dtype of this name, None for ""; only real floating ones."""
+    """Returns the torch dtype of this name, which must be real and floating; None for ""."""
     if not name:
         return None
     dtype = TORCH.get(name)
@@ -70,8 +70,8 @@ def floating_dtype(name: str) -> Any:
 
 
 class DtypePolicy:
-    """Which dtype a tensor or a dtype argument has in this run. Raises ReplayRefused for a working
-    dtype that there is not.
+    """The dtype of each tensor and dtype argument in one run. Raises ReplayRefused for an unknown
+    working dtype.
     """
 
     def __init__(self, working: str, base: Any, default: Any) -> None:
@@ -117,8 +117,10 @@ class DtypePolicy:
         return tensor
 
     def argument(self, dtype: Any, step: BoundOperation, operand: Any) -> Any:
-        """dtype: what the recording asked for. operand: the first tensor the operator reads, None
-        for a constructor.
+        """Returns the value of a dtype argument in this run.
+
+        dtype: the value in the recording. operand: the first tensor the operator reads, None for a
+        constructor.
         """
         if self.recorded or not (dtype.is_floating_point or dtype.is_complex):
             return dtype
@@ -141,8 +143,8 @@ class DtypePolicy:
         )
 
     def constructed(self, step: BoundOperation, args: tuple[Any, ...]) -> Any:
-        """The dtype of a constructor that was not told one: the default dtype of the recording, not
-        that of this process.
+        """Returns the dtype of a constructor called without one, which follows the default dtype of
+        the recording instead of this process's; None for other operators.
         """
         if step.base in _EITHER_DTYPE:
             numbers = [a for a in args if isinstance(a, (bool, int, float, complex))]
@@ -161,7 +163,7 @@ class DtypePolicy:
         )
 
     def cast(self, tensor: Any, way: str) -> Any:
-        """A cast point: up to float32, or back to the working dtype."""
+        """Applies a cast point: to float32, or back to the working dtype."""
         if self.recorded:
             return tensor.to(torch.float32)
         if self.working not in _HALF:
@@ -170,8 +172,8 @@ class DtypePolicy:
 
 
 def laid_out(tensor: Any, strides: tuple[int, ...] | None) -> Any:
-    """The same values with these strides; contiguous when they are not given, do not fit, or would
-    need far more memory.
+    """Returns the same values with these strides; contiguous when strides are not given, do not
+    fit, or would need far more memory.
     """
     if (
         strides is None
