@@ -1,9 +1,10 @@
 """Executes a program with torch, on the CPU, on any inputs and in any working dtype.
 
-What a program may do was settled when it was loaded (`validation`). Its operations are bound to
-their schemas (`binding`), run one after another (`execution`), their bytes worked out before they
-run (`memory_bound`) and their dtypes rewritten for the working dtype (`dtype_policy`). Nothing that
-was given is written: inputs, parameters and constants are private copies.
+`validation` has checked the program when it was loaded. Its operations are bound to their schemas
+(`binding`), their dtypes are rewritten for the working dtype (`dtype_policy`), an upper bound of
+their bytes is computed before they run (`MemoryBudget`), and they run one after another
+(`Execution`). Nothing that the caller passes is written: inputs, parameters and constants are
+private copies.
 """
 
 from __future__ import annotations
@@ -43,10 +44,10 @@ from whence.replay.optimizers import optimizer_step
 
 @dataclass(frozen=True, slots=True)
 class _Children:
-    """Calls a child with what it was given, and takes in what it left, between two operations.
+    """Runs a child call between two operations: passes its inputs and takes over its outputs.
 
-    awaited: inputs of the program that children leave. prepare: (input, array) -> its tensor.
-    check_shapes: raises ReplayRefused for extents that the program does not serve.
+    awaited: inputs of the program that children return. prepare: (number of an input, array) -> its
+    tensor. check_shapes: raises ReplayRefused for extents that the program does not serve.
     """
 
     child: Callable[[int, dict[str, Array]], Mapping[str, Array]]
@@ -61,7 +62,7 @@ class _Children:
         if not any(slot.startswith(prefix) for slot in self.awaited):
             return
         program = execution.bound.program
-        # What depends on tensors that are not there was not computed; the child may know those by
+        # Operands that depend on missing tensors were not computed; the child may have those by
         # itself.
         inputs = {
             slot.removeprefix(prefix): to_host(execution.result(operand))
@@ -76,13 +77,13 @@ class _Children:
 
 
 class Loaded:
-    """A program ready to run. notes: what was met while running ("aten.foo.default in float32: no
-    float64 kernel"), each once.
+    """A program ready to run.
 
+    notes: events of its runs ("aten.foo.default in float32: no float64 kernel"), each once.
     check_note: set by `check` when the recording was reproduced within 1 ulp but not bitwise.
     length: the largest number of terms one element was summed from (matmul, linear, conv, norm,
-    sum) in the last run. chooses: does an operator choose among scores? writes: does one write in
-    place?
+    sum) in the last run. chooses: whether an operator chooses among scores. writes: whether one
+    writes in place.
     """
 
     def __init__(
@@ -115,8 +116,8 @@ class Loaded:
     def part(
         self, outputs: Sequence[str] | None = None, *, only_needed: bool = False
     ) -> Dependencies:
-        """What these outputs (None: all) depend on. only_needed: without what only decides
-        whether the program serves other inputs.
+        """Returns what these outputs (None: all) depend on. only_needed: leave out guards and
+        writes that do not reach these outputs.
         """
         slots = (
             tuple(slot for slot, _ in self.program.outputs) if outputs is None else tuple(outputs)
@@ -127,12 +128,12 @@ class Loaded:
         return self._parts[key]
 
     def needs(self, output: str) -> frozenset[str]:
-        """Slots of the inputs and params that this output depends on."""
+        """Returns the slots of the inputs and params that this output depends on."""
         part = self.part((output,))
         return part.params.union(self.program.inputs[k] for k in part.inputs)
 
     def determined(self, available: Collection[str]) -> list[str]:
-        """The outputs whose inputs and params are all available."""
+        """Returns the outputs whose inputs and params are all available."""
         return [
             slot
             for slot, _ in self.program.outputs
@@ -146,7 +147,7 @@ class Loaded:
         working: str = "recorded",
         strides: Mapping[str, tuple[int, ...]] | None = None,
     ) -> HeldParameters:
-        """The params that are there, converted once for several runs with this `working` and
+        """Returns the available params, converted once for several runs with this `working` and
         `strides`.
         """
         policy = DtypePolicy(working, self.base, self.default)
@@ -170,23 +171,24 @@ class Loaded:
         lenient: bool = False,
         only_needed: bool = False,
     ) -> dict[str, Array]:
-        """Outputs by slot, as the program computes them from these inputs and params (by slot).
+        """Returns outputs by slot, computed by the program from these inputs and params (by slot).
 
         working: "recorded" runs as recorded. "float64", "float32": wide; every floating tensor and
         dtype argument is at least that (float64: exactly that). "bfloat16", "float16": dtypes equal
-        to the recording's base dtype become the working one, what the code widens explicitly stays
-        wide. convert: inputs of the recording's base dtype too; False keeps them as given, for a
-        target that really hands over another dtype. params: arrays, or what `hold` returned for the
-        same working dtype. stepwise: fused operators are written out, rounding at every step.
-        strides: layout of inputs and params in elements, by slot. outputs: only these are computed,
-        from what they need. child: called where the recording called its k-th module, if what that
-        left is not among `inputs`; takes what it was given ({"input.0": array}) and returns what it
-        left ({"output.0": array}). trace: called with every operation's number and first result.
-        watch: sees every operator as it runs. choices: sees what operators choose among scores, and
-        tells them what to choose. jumps: the same of operators whose result jumps. lenient:
-        on other extents than the recording allows and as far as the inputs go; the result proves
-        something only where the other run has the same. only_needed: no guard that another result
-        has. Raises ReplayRefused with the reason; nothing given is ever written.
+        to the recording's base dtype become the working one; tensors that the code widens
+        explicitly stay wide. convert: also convert inputs of the recording's base dtype; False
+        keeps them as given, for a target that really passes another dtype. params: arrays, or the
+        result of `hold` for the same working dtype. stepwise: fused operators are written out and
+        round at every step. strides: layout of inputs and params in elements, by slot. outputs:
+        only these are computed, from the operations they need. child: called where the recording
+        called its k-th module, if that module's outputs are not among `inputs`; receives the
+        module's inputs ({"input.0": array}) and returns its outputs ({"output.0": array}). trace:
+        called with the number and first result of every operation. watch: observes every operator
+        as it runs. choices: records, and may override, choices among scores. jumps: likewise for
+        operators whose result jumps. lenient: also run on extents that the recording does not
+        allow, and only as far as the inputs permit; such a result is evidence only where the other
+        run has the same. only_needed: skip guards of other outputs. Raises ReplayRefused with the
+        reason; never writes to an argument.
         """
         params = self.hold(params, working=working, strides=strides)
         part = self.part(outputs, only_needed=only_needed)
@@ -235,7 +237,7 @@ class Loaded:
             }
 
     def _from_children(self, inputs: Collection[str]) -> frozenset[str]:
-        """Inputs that children leave and that are not there."""
+        """Returns the inputs that children return and that are missing from `inputs`."""
         slots = (s for s in self.program.inputs if is_of_child(s) and s not in inputs)
         return frozenset(slots)
 
@@ -246,7 +248,9 @@ class Loaded:
         params: HeldParameters,
         later: Collection[str],
     ) -> None:
-        """Raises ReplayRefused when something is missing, or has another shape than recorded."""
+        """Raises ReplayRefused when a tensor is missing or its shape differs from the
+        recorded one.
+        """
         slots = self.program.inputs
         needed = [s for k, s in enumerate(slots) if k in part.inputs and s not in later]
         missing = [s for s in needed if s not in inputs]
@@ -263,24 +267,26 @@ class Loaded:
         layouts: Mapping[str, tuple[int, ...]],
         convert: bool,
     ) -> Any:
-        """The tensor of the k-th input."""
+        """Returns the tensor of the k-th input, converted and laid out for this run."""
         slot, dtypes = self.program.inputs[k], self.program.input_dtypes
         recorded = dtypes[k] if convert and k < len(dtypes) else ""
         tensor = laid_out(policy.input(from_host(array), recorded), layouts.get(slot))
-        # A clone, since a view of a view would not hand on that it requires grad.
+        # A clone, since a view of a view would not inherit requires_grad.
         grad = slot in self._grad and tensor.is_floating_point()
         return tensor.clone().requires_grad_() if grad else tensor
 
     def _private(self, slot: str, tensor: Any) -> Any:
-        """A held parameter for one run: a clone where the program writes it; others use it too."""
+        """Returns a held parameter for one run: a clone where the program writes it, since other
+        runs share it.
+        """
         if slot in self._grad and tensor.is_floating_point():
             return tensor.clone().requires_grad_()
         return tensor.clone() if ("param", slot) in self._bound.written_roots else tensor
 
     @contextlib.contextmanager
     def _context(self) -> Iterator[None]:
-        # Recorded whole under inference_mode, a composite operator chooses its way (linear: one mm
-        # or many) as it did there.
+        # Recorded whole under inference_mode, a composite operator takes its path (linear: one mm
+        # or many) as in the recording.
         if self.program.inference:
             mode: Any = torch.inference_mode()
         else:
@@ -289,7 +295,7 @@ class Loaded:
             yield
 
     def _check_shapes(self, shapes: Sequence[tuple[int, ...] | None]) -> None:
-        """Those that are known (not None) must fit the recording."""
+        """Raises ReplayRefused when a known shape (not None) does not fit the recording."""
         for k, axis, extent in self.program.fixed:
             shape = shapes[k] if k < len(shapes) else None
             if shape is not None and (axis >= len(shape) or shape[axis] != extent):
@@ -320,15 +326,17 @@ class Loaded:
 
 
 def _serve_all(_: Sequence[tuple[int, ...] | None]) -> None:
-    """Stands for the check of extents where a program is to run on any."""
+    """Accepts any extents: replaces the check where a program runs leniently."""
 
 
 def _differentiate(
     bound: BoundProgram, inputs: list[Any], params: dict[str, Any]
 ) -> dict[int, Any]:
-    """Have autograd follow what is done with the inputs and params whose gradients are made; one
-    that is missing is told elsewhere. Returns the leaf of each that the program writes, by id of
-    its copy in `inputs` or `params`. Raises ReplayRefused for one that has no gradient.
+    """Makes autograd record the inputs and params whose gradients the program computes; missing
+    ones are skipped here and reported elsewhere.
+
+    Returns id of the copy in `inputs` or `params` -> its leaf, for each of them that the program
+    writes in place. Raises ReplayRefused for a tensor whose dtype has no gradient.
     """
     leaves: dict[int, Any] = {}
     for kind, place in bound.differentiated:
@@ -347,7 +355,7 @@ def _differentiate(
 
 
 def _forms(tensors: Iterable[Any]) -> tuple[Any, ...]:
-    """Shape and dtype of each tensor, None for one that is not there."""
+    """Returns shape and dtype of each tensor, None for a missing one."""
     return tuple((tuple(t.shape), t.dtype) if t is not None else None for t in tensors)
 
 
@@ -357,8 +365,8 @@ _VIEW_LIKE = {"view", "_unsafe_view", "_reshape_alias", "view_as"}
 
 
 class Watch(Protocol):
-    """Sees what a run does: tensors by slot at its begin, every operator with its arguments, then
-    its results.
+    """Observes a run: tensors by slot at its start, every operator with its arguments, then its
+    results.
     """
 
     def given(self, tensors: dict[str, Any]) -> None: ...
@@ -372,10 +380,10 @@ class Watch(Protocol):
 class Execution:
     """One run of a program. Results are freed after their last use.
 
-    constants, inputs, params: tensors; an input that is not there is None. budget: None where an
-    equal run stayed within it. leaves: by id of an input or param that is differentiated and
-    written, the leaf that it is a copy of. length: the most terms that one element was summed from
-    so far.
+    constants, inputs, params: tensors; a missing input is None. budget: None where an earlier run
+    with the same shapes stayed within it. leaves: id of a differentiated input or param that the
+    program writes -> the leaf it is a copy of. length: the largest number of terms that one element
+    was summed from so far.
     """
 
     bound: BoundProgram
@@ -406,8 +414,8 @@ class Execution:
         enter: Callable[[int], None] | None,
         trace: Callable[[int, Array], None] | None,
     ) -> None:
-        """Run what `part` names; `enter` is called where a child's call lies, `trace` with what
-        each operation made.
+        """Runs the operations in `part`. enter: called at the place of each child call. trace:
+        called with the place and the first result of each operation.
         """
         for place, step in enumerate(self.bound.steps):
             self._enter_children(place, enter)
@@ -464,7 +472,7 @@ class Execution:
         return self.tensor(*next(iter(operand.items())))
 
     def argument(self, kind: str, value: Any) -> Any:
-        """What an operand stands for."""
+        """Returns the value that an operand refers to."""
         if kind in TENSOR_OPERANDS:
             return self.tensor(kind, value)
         if kind == "dim":
@@ -530,7 +538,9 @@ class Execution:
     def own(
         self, place: int, step: BoundOperation, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> list[Any]:
-        """The results of an operation of whence's own."""
+        """Runs one of whence's own operations (cast, gradients, optimizer step) and returns its
+        results.
+        """
         if step.base == "cast":
             cast = self.policy.cast(args[0], args[2])
             if self.choices is not None:
@@ -545,8 +555,8 @@ class Execution:
         return optimizer_step(*args, **kwargs)
 
     def gradients(self, results: Any, gradients: Any, wanted: Any) -> list[Any]:
-        """The gradients of `wanted`, from those of `results`, by torch's own derivatives of the
-        operations before this one.
+        """Returns the gradients of `wanted`, given those of `results`, by torch's own derivatives
+        of the earlier operations.
         """
         wanted = [self.leaves.get(id(tensor), tensor) for tensor in wanted]
         self.length = max(self.length, longest_sum(results, gradients))
@@ -644,7 +654,9 @@ class Execution:
 def _in_dtype(
     dtype: Any, step: BoundOperation, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Any:
-    """The operator with every floating tensor in `dtype`, its results back in the run's own."""
+    """Runs the operator with every floating tensor converted to `dtype`, and converts its results
+    back to the dtype of its operands.
+    """
     copies: list[tuple[Any, Any]] = []
     complex_dtype = torch.complex64 if dtype is torch.float32 else torch.complex128
 
@@ -679,8 +691,8 @@ def _in_dtype(
 def _exact_ints(
     step: BoundOperation, args: tuple[Any, ...], kwargs: dict[str, Any], results: list[Any]
 ) -> list[Any]:
-    """Integers that an operator turned into the default floating dtype (`positions / 10`), once
-    more in float64.
+    """Repeats in float64 an elementwise operator that turned integers into the default floating
+    dtype (`positions / 10`); returns `results` for every other operator.
     """
     tensors = list(tensors_in([*args, *kwargs.values()]))
     if not step.pointwise or any(t.is_floating_point() or t.is_complex() for t in tensors):
@@ -698,7 +710,7 @@ def _exact_ints(
     return results
 
 
-# Operators that have a kernel on another device only, by operators that run here.
+# Operators whose kernel exists on another device only, replaced by operators that run here.
 #
 # A program that was recorded on a GPU calls what torch chose there. Replays run on the processor,
 # so each is computed by torch's own operator of the same function, with its rounding: in the
@@ -768,7 +780,9 @@ def gru_cell(named: Named) -> list[Any]:
 
 
 def histogram(named: Named) -> list[Any]:
-    """Counts of a tensor of any kind, of its dtype; the processor counts floating numbers only."""
+    """Counts the elements of a tensor of any dtype, in its dtype; the CPU kernel takes
+    floats only.
+    """
     x = named["self"]
     values = x if x.is_floating_point() else x.double()
     counts = torch.histc(values, named.get("bins", 100), named.get("min", 0), named.get("max", 0))
@@ -791,17 +805,17 @@ HERE: dict[str, Callable[[Named], list[Any]]] = {
     "_thnn_fused_gru_cell": gru_cell,
     "histc": histogram,
 }
-"""By operator without its namespace."""
+"""Operator name without its namespace -> the function that computes it here."""
 
 
-# How many bytes an operator makes at most, worked out before it runs.
+# Upper bounds of the bytes that an operator allocates, computed before it runs.
 
 # Views by their schema that copy when they must.
 _MAY_COPY = {
     "reshape", "reshape_as", "ravel", "flatten", "contiguous", "to", "type_as", "resolve_conj",
     "resolve_neg", "view_as", "unflatten",
 }  # fmt: skip
-# Results of these are no larger than their largest operand.
+# The results of these operators are no larger than their largest operand.
 _NEVER_GROW = {
     "sum", "mean", "amax", "amin", "max", "min", "argmax", "argmin", "any", "all", "prod",
     "var", "std", "norm", "linalg_vector_norm", "logsumexp", "cumsum", "cumprod", "sort",
@@ -819,15 +833,19 @@ _FILLED = frozenset({"zeros", "ones", "full", "empty"})
 
 
 class MemoryBudget:
-    """Refuses operators that would make too much. max_result: bytes of one result; all together may
-    have 16 times as many. data_dependent: some operator's bytes depend on its elements.
+    """Refuses operators that would allocate too much.
+
+    max_result: bytes that one result may have; all results together may have 16 times as many.
+    data_dependent: whether the bytes of some operator depend on the elements of its operands.
     """
 
     def __init__(self, max_result: int) -> None:
         self.max_result, self.total, self.data_dependent = max_result, 0, False
 
     def spend(self, step: BoundOperation, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Count an operator before it runs. Raises ReplayRefused when it would make too much."""
+        """Counts the bytes of an operator before it runs. Raises ReplayRefused when they exceed the
+        budget.
+        """
         largest, by_data = _largest_result(step, args, kwargs)
         self.data_dependent |= by_data
         self.total += largest
@@ -841,7 +859,9 @@ class MemoryBudget:
 def _largest_result(
     step: BoundOperation, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[int, bool]:
-    """(bytes that the operator makes at most, do they depend on the elements it is given?)."""
+    """Returns (upper bound of the bytes that the operator allocates, whether the bound depends on
+    the elements of its operands).
+    """
     if not step.allocates and step.base not in _MAY_COPY:
         return 0, False
     largest = _from_shapes(step, args, kwargs)
@@ -851,14 +871,15 @@ def _largest_result(
         return largest, False
     if step.base in allowed_operators.DATA_DEPENDENT:
         return _bound_by_data(step.base, dict(zip(step.names, args)) | kwargs), True
-    # No meta kernel, or operands of mixed dtypes. Grown at most by its integers.
+    # No meta kernel, or operands of mixed dtypes: the result grows at most by its integers.
     read_bytes = sum(t.untyped_storage().nbytes() for t in tensors_in([*args, *kwargs.values()]))
     return 8 * read_bytes * max([1, *(_product(v) for v in (*args, *kwargs.values()))]), False
 
 
 def _from_shapes(step: BoundOperation, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int | None:
-    """An upper bound in bytes for the everyday operators; None for the others. Loads nothing,
-    where meta kernels load a compiler.
+    """Returns an upper bound in bytes for the common operators; None for the others.
+
+    Loads nothing, whereas meta kernels load a compiler.
     """
     tensors = list(tensors_in([*args, *kwargs.values()]))
     widest = 16  # bytes of a complex128
@@ -890,7 +911,7 @@ def _from_shapes(step: BoundOperation, args: tuple[Any, ...], kwargs: dict[str, 
                 tensors[1].shape[-2],
                 tensors[2].shape[-1],
             )
-            # written out it makes all scores, and masks them
+            # written out, it allocates all scores and masks them
             return int(widest * rows * (width + 2 * keys + 2))
         if step.base in ("mm", "bmm", "addmm", "baddbmm"):
             a, b = tensors[-2:]
@@ -901,8 +922,8 @@ def _from_shapes(step: BoundOperation, args: tuple[Any, ...], kwargs: dict[str, 
 
 
 def _measured(step: BoundOperation, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int | None:
-    """Bytes of the largest tensor the operator makes, on the way too, found on meta tensors;
-    None when meta cannot tell.
+    """Returns the bytes of the largest tensor that the operator allocates, including intermediate
+    ones, by running it on meta tensors; None when that fails.
     """
 
     def meta(value: Any) -> Any:
@@ -926,8 +947,8 @@ def _measured(step: BoundOperation, args: tuple[Any, ...], kwargs: dict[str, Any
 
 
 def _bound_by_data(base: str, named: dict[str, Any]) -> int:
-    """Bytes that an operator whose size depends on its elements makes at most, read off the
-    elements.
+    """Returns an upper bound of the bytes of an operator whose result size depends on the elements
+    of its operands, computed from these elements.
     """
     tensors = list(tensors_in(list(named.values())))
     first = tensors[0]
@@ -951,7 +972,9 @@ def _product(value: Any) -> int:
 
 
 class _LargestStorage(TorchDispatchMode):  # type: ignore[misc]
-    """The largest thing an operator makes, also on the way when it is a composite one."""
+    """Measures the largest storage that an operator allocates, including the intermediate ones of a
+    composite operator.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -964,6 +987,6 @@ class _LargestStorage(TorchDispatchMode):  # type: ignore[misc]
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
         for tensor in tensors_in(out):
-            # What an expanded view covers costs nothing.
+            # The storage, not the extents: an expanded view allocates nothing.
             self.largest = max(self.largest, tensor.untyped_storage().nbytes())
         return out

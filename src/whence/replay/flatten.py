@@ -1,7 +1,9 @@
-"""One program out of a tree of calls: what a call ran with all that its hidden children ran inside.
+"""Flattens a tree of calls into one program: the operators of a call with those of its hidden
+children in their places.
 
-A container's program has holes where it calls others. Where the other run shows nothing of a child,
-the child's own program is put into the hole, so that the whole reads as one list of operators.
+The program of a container has gaps where it calls its children. Where the other run recorded
+nothing for a child, the child's own program fills the gap, so that the result is one list of
+operators.
 """
 
 from __future__ import annotations
@@ -20,8 +22,10 @@ from whence.replay.program_parts import ProgramBuilder, ProgramPart
 
 @dataclass
 class Flat:
-    """A program and where its tensors come from. origins: slot of the program -> (call, slot of
-    that call). places: of every operation, the call that ran it.
+    """A program and the origin of its tensors.
+
+    origins: slot of the program -> (call, slot of that call). places: for each operation, the call
+    that ran it.
     """
 
     program: Program
@@ -31,8 +35,10 @@ class Flat:
 
 @dataclass(frozen=True)
 class Node:
-    """One call with its program. children: ids of all its children; hidden: which of them (from 0)
-    are put in. shapes: by slot.
+    """One call with its program.
+
+    children: ids of all its children. hidden: numbers (from 0) of the children that are inlined.
+    shapes: by slot.
     """
 
     call: int
@@ -44,7 +50,7 @@ class Node:
 
 @dataclass
 class _Whole:
-    """The program of a tree of calls, as it is put together."""
+    """The program of a tree of calls while it is assembled."""
 
     node_of: Callable[[int], Node]
     builder: ProgramBuilder = field(default_factory=ProgramBuilder)
@@ -53,7 +59,7 @@ class _Whole:
     grad: list[str] = field(default_factory=list)
 
     def flat(self, name: str, outputs: Mapping[str, Any], first: Program) -> Flat:
-        """All of it as one program, with the settings of `first`."""
+        """Returns the assembled program, with the settings of `first`."""
         program = msgspec.structs.replace(
             self.builder.program([*outputs.items()]),
             id=name,
@@ -69,8 +75,9 @@ class _Whole:
 
 
 class _Inlining:
-    """One call put into the whole. arguments: operands of its inputs, None for the outermost
-    call.
+    """One call inlined into the whole.
+
+    arguments: operands of its inputs, None for the outermost call.
     """
 
     def __init__(self, whole: _Whole, node: Node, arguments: Mapping[str, Any] | None) -> None:
@@ -79,7 +86,7 @@ class _Inlining:
         self._child_results: dict[str, Any] = {}  # of its hidden children, by slot of its program
 
     def outputs(self) -> dict[str, Any]:
-        """Append the operators of the call; the operands of its outputs."""
+        """Appends the operators of the call and returns the operands of its outputs."""
         whole, program = self._whole, self._node.program
         entering: dict[int, list[int]] = {}
         for child, place in program.calls:
@@ -100,11 +107,11 @@ class _Inlining:
         return dict(zip((slot for slot, _ in outputs), operands, strict=True))
 
     def _is_hidden(self, slot: str) -> bool:
-        """Does the slot belong to a child that is put in?"""
+        """Whether the slot belongs to a child that is inlined."""
         return is_of_child(slot) and split_child(slot)[0] in self._node.hidden
 
     def _enter(self, child: int) -> None:
-        """Put in a child, if it is hidden."""
+        """Inlines a child, if it is hidden."""
         node, prefix = self._node, f"{child}:"
         if child not in node.hidden:
             return
@@ -121,8 +128,8 @@ class _Inlining:
         return self._node.shapes[slot]
 
     def _settled(self, slot: str) -> Any:
-        """The operand of an input or param: what a hidden child left, what the call was given, or
-        one of the whole. Settled when it is first read.
+        """Returns the operand of an input or param: the output of a hidden child, an argument of
+        the call, or a new input or param of the whole. Resolved when it is first read.
         """
         if slot in self._child_results:
             return self._child_results[slot]
@@ -142,7 +149,9 @@ class _Inlining:
 
 
 def _origin(node: Node, slot: str) -> tuple[int, str]:
-    """The call that has an input or param of a call's program, and its slot there."""
+    """Returns (the call that has this input or param, its slot there); a slot of a child is
+    resolved to the child.
+    """
     if not is_of_child(slot):
         return node.call, slot
     child, inner = split_child(slot)
@@ -150,8 +159,9 @@ def _origin(node: Node, slot: str) -> tuple[int, str]:
 
 
 def flatten(call: int, node_of: Callable[[int], Node]) -> Flat:
-    """The program of `call` with those of its hidden children inside. node_of: of a call, raises
-    ReplayRefused when it has no program.
+    """Returns the program of `call` with those of its hidden children inlined.
+
+    node_of: call -> its node; raises ReplayRefused when the call has no program.
     """
     root = node_of(call)
     if not root.hidden:
@@ -168,12 +178,12 @@ def gather(
     origins: Mapping[int, tuple[int, str]],
     outputs: Mapping[str, int],
 ) -> Flat:
-    """One program out of operators that were recorded as calls of their own, wired by the records
-    that they share.
+    """Returns one program composed of operators that were recorded as calls of their own, connected
+    by the records that they share.
 
-    operators: in the order of execution, without children. records: slot -> record, of a call.
-    origins: of records that came from outside, whose slot they are better known by. outputs: slot
-    of the whole -> record.
+    operators: in execution order, without children. records: call -> {slot: record}. origins:
+    record that came from outside -> (call, slot) under which it is reported. outputs: slot of the
+    whole -> record.
     """
 
     def no_child(call: int) -> Node:

@@ -1,5 +1,6 @@
-"""Operators whose result jumps (round, floor, sign, a comparison, a cast to whole numbers): how
-near their arguments lie to a jump, and a run in which elements fall on the side that they are told.
+"""Operators whose result jumps (round, floor, sign, a comparison, a cast to integers): records how
+near their arguments are to a jump, and replays a run in which chosen elements fall on a prescribed
+side.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from whence.frameworks.torch_arrays import NAMES
 I64 = npt.NDArray[np.int64]
 F64 = npt.NDArray[np.float64]
 Place = tuple[int, int]
-"""A call, -1 of the only one, and the place of an operator in its program."""
+"""(call, or -1 for the only one; place of an operator in its program)."""
 
 _COMPARISONS = frozenset(("gt", "ge", "lt", "le", "greater", "greater_equal", "less", "less_equal"))
 _QUOTIENTS = {"floor_divide": "floor", "remainder": "floor", "fmod": "trunc"}
@@ -30,10 +31,11 @@ _FAKE = frozenset((
 
 @dataclass(frozen=True, slots=True)
 class SeenJump:
-    """What one run saw of an operator that jumps, element by element. argument: what decides; size:
-    of what it was computed from; distance: to the nearest jump; level: the side that was taken.
+    """What one run recorded for an operator that jumps, elementwise.
 
-    dtype: of the argument. length: of the longest sum before it.
+    argument: the value that decides. size: magnitude of the operands it was computed from.
+    distance: to the nearest jump. level: the side that was taken. dtype: of the argument. length:
+    terms of the longest sum before the operator.
     """
 
     operator: str
@@ -47,8 +49,10 @@ class SeenJump:
 
 @dataclass(frozen=True, slots=True)
 class _Jump:
-    """level: the operator's own side; other: the nearest other one; unit: what one level is worth
-    in the result, None where the result is the level (true or false).
+    """An operator about to run, elementwise.
+
+    level: the operator's own side. other: the nearest other side. unit: the change of the result
+    for one level, None where the result is the level (true or false).
     """
 
     operator: str
@@ -63,10 +67,10 @@ class _Jump:
 
 @dataclass
 class Jumps:
-    """Sees every operator that jumps in one run, of one program or of several.
+    """Records every operator that jumps in one run, of one program or of several.
 
-    flipped: elements, of the flat argument, that fall on the nearest other side. levels: the sides
-    that another run took, taken here too.
+    flipped: indices into the flattened argument of elements that fall on the nearest other side.
+    levels: the sides that another run took, imposed on this one.
     """
 
     flipped: Mapping[Place, I64] = field(default_factory=dict)
@@ -74,7 +78,7 @@ class Jumps:
     seen: dict[Place, SeenJump] = field(default_factory=dict)
 
     def of(self, call: int = -1) -> CallJumps:
-        """Those of the program of one call."""
+        """Returns the view of one call's program."""
         return CallJumps(self, call)
 
 
@@ -86,11 +90,11 @@ class CallJumps:
     call: int
 
     def before(self, base: str, named: Mapping[str, Any]) -> _Jump | None:
-        """How an operator that is about to run jumps; None of one that does not."""
+        """Returns how an operator that is about to run jumps; None for one that does not."""
         return _jump(base, named)
 
     def made(self, place: int, jump: _Jump, out: Any, length: int) -> Any:
-        """The results of an operator with the sides that it is told."""
+        """Returns the results of an operator with the prescribed sides."""
         key = self.call, place
         results = list(out) if isinstance(out, (tuple, list)) else [out]
         if results[0].shape != jump.argument.shape:
@@ -122,7 +126,7 @@ class CallJumps:
 
 
 def jumps(base: str, kwargs: Mapping[str, Any]) -> bool:
-    """May an operator jump?"""
+    """Whether an operator may jump."""
     base = base.removesuffix("_")
     return (
         base in _UNARY
@@ -209,7 +213,7 @@ def _fake_quantised(base: str, x: Any, named: Mapping[str, Any], dtype: str) -> 
     )
 
 
-# ---- (level, step to the nearest other one, distance to the jump between both)
+# ---- each returns (level, step to the nearest other level, distance to the jump between them)
 
 
 def _round(x: Any) -> tuple[Any, Any, Any]:

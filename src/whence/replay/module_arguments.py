@@ -1,5 +1,5 @@
-"""The slots that a run recorded of a module's call: as arguments of its `forward`, and as a program
-without operations.
+"""Converts the recorded slots of a module's call to the arguments of its `forward`, and to a
+program without operations.
 """
 
 from __future__ import annotations
@@ -30,17 +30,17 @@ from whence.records.slots import (
 from whence.replay.module_copy import copied_module
 
 Forms = Mapping[str, tuple[str, tuple[int, ...]]]
-"""(dtype, shape) of a call's tensors by slot."""
+"""Slot -> (dtype, shape) of a call's tensors."""
 
 
 @dataclass(frozen=True, slots=True)
 class Kid:
-    """A call that the borrowed module makes. module: of the user's model. inputs, outputs: its
-    slots when it was recorded.
+    """A call that the borrowed module makes.
 
-    fresh: inputs that no slot showed before; what follows starts from the target's, not from what
-    they were computed of. returned: something of the form that it returns, whatever its tensors
-    are.
+    module: of the user's model. inputs, outputs: its slots in the recording. fresh: inputs that no
+    earlier slot recorded; the replay overwrites them with the target's values and continues from
+    these, not from the tensors they were computed from. returned: an object of the same structure
+    as its return value, with arbitrary tensors.
     """
 
     scope: str
@@ -52,8 +52,8 @@ class Kid:
 
 
 class _Fields(dict[str, Any]):
-    """Values by name, read as a dict or as attributes: which of them an argument was, its slots do
-    not tell.
+    """Values by name, readable as a dict or as attributes: the slots do not tell which of the two
+    the argument was.
     """
 
     def __getattr__(self, name: str) -> Any:
@@ -66,11 +66,11 @@ class _Fields(dict[str, Any]):
 def arguments(
     tensors: Mapping[str, Any], plain: Mapping[str, Any], forward: Callable[..., Any]
 ) -> tuple[list[Any], dict[str, Any]]:
-    """(args, kwargs) of a call from its slots: "input.0" is the first, "input.mask" a keyword,
-    "input.0.1" within a tuple.
+    """Returns (args, kwargs) of a call, given its slots: "input.0" is the first argument,
+    "input.mask" a keyword, "input.0.1" inside a tuple.
 
-    tensors, plain: by slot. What has no slot was None, or an object that no slot shows. Raises
-    ReplayRefused when a slot is both a value and a part of one.
+    tensors, plain: by slot. An argument without a slot was None, or an object without recorded
+    contents. Raises ReplayRefused when a slot is both a value and the parent of one.
     """
     tree: dict[str, Any] = {}
     for slot, value in (*plain.items(), *tensors.items()):
@@ -109,16 +109,16 @@ def _value(node: Any) -> Any:
 
 
 def call_order(slot: str, otherwise: int) -> int:
-    """Of "3:input.0": 3; of a slot of the call itself: `otherwise`."""
+    """Returns 3 for "3:input.0"; `otherwise` for a slot of the call itself."""
     return split_child(slot)[0] if is_of_child(slot) else otherwise
 
 
 def form_of(module: Any, call: Call, inputs: Mapping[str, Array]) -> Any:
-    """Something of the form that a module returns when it is called as `call` was, with the weights
-    it has, whatever they are.
+    """Runs a copy of the module as `call` was recorded, with its current weights, and returns an
+    object of the structure that it returns.
 
-    inputs: recorded, by slot. Tensors in what is returned stand for nothing. Raises ReplayRefused
-    when it fails.
+    inputs: recorded, by slot. Tensors in the returned object are empty placeholders. Raises
+    ReplayRefused when the run fails.
     """
     copy, _ = copied_module(module)
     for part in copy.modules():
@@ -154,15 +154,15 @@ def form_of(module: Any, call: Call, inputs: Mapping[str, Array]) -> Any:
 
 
 def program_of_slots(name: str, call: Call, kids: Sequence[Kid], forms: Forms) -> Program:
-    """The slots of a call as a program without operations."""
+    """Returns a program that has the slots of a call and no operations."""
     slots = [ref.slot for ref in call.refs]
     params = dict.fromkeys(s for s in slots if is_param(s))
     inputs = [s for s in slots if is_input(s)]
     inputs += [f"{k}:{s}" for k, kid in enumerate(kids) for s in (*kid.fresh, *kid.outputs)]
     outputs = [f"{k}:{s}" for k, kid in enumerate(kids) for s in kid.inputs]
     outputs += [s for s in slots if is_written(s)]
-    # A cache: what it holds is changed inside an object, of which slots show neither the class nor
-    # how it began.
+    # A cache is an object that changes tensors inside; slots record neither its class nor its
+    # initial state.
     inside = [
         s
         for s in outputs

@@ -1,4 +1,4 @@
-"""The dtypes in which a module of the user computes, while it is run in a wider one."""
+"""Controls the dtypes in which a user's module computes while it runs in a wider dtype."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ HALF = (torch.bfloat16, torch.float16)
 
 
 class Arithmetic(TorchDispatchMode):  # type: ignore[misc]
-    """How operators compute inside: dtypes asked for are widened with the rest, fused operators may
-    be written out.
+    """Intercepts every operator: widens the dtypes that the code requests, and may write fused
+    operators out step by step.
 
-    forbidden: addresses of tensors that no operator may see. length: the largest number of terms
+    forbidden: addresses of tensors that no operator may read. length: the largest number of terms
     that one element was summed from.
     """
 
@@ -89,8 +89,8 @@ class Arithmetic(TorchDispatchMode):  # type: ignore[misc]
         return self._wide if narrow else value
 
     def _in_float32(self, func: Any, args: Any, kwargs: Any, error: Exception) -> Any:
-        """No kernel for this dtype: this one operator in float32, its results back in what it was
-        given.
+        """Runs one operator that has no kernel for this dtype in float32, and converts its results
+        back to the dtype of its operands.
         """
         floats = {t.dtype for t in tensors_in([*args, *kwargs.values()]) if t.is_floating_point()}
         if len(floats) != 1 or torch.float32 in floats:

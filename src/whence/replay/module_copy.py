@@ -1,4 +1,6 @@
-"""A copy of a module of the user that shares no tensor with it, and where its tensors hang."""
+"""A copy of a user's module that shares no tensor with it, and the attributes that hold its
+tensors.
+"""
 
 from __future__ import annotations
 
@@ -16,8 +18,8 @@ from whence.replay.module_arithmetic import widened
 
 
 def copied_module(module: Any) -> tuple[Any, dict[int, Any]]:
-    """(a copy that shares the tensors with the module, by the id of each module below it its
-    copy).
+    """Returns (a copy that shares the tensors with the module, {id of each submodule:
+    its copy}).
     """
     memo: dict[int, Any] = {}
     parts = list(module.modules())
@@ -51,8 +53,8 @@ def copied_module(module: Any) -> tuple[Any, dict[int, Any]]:
 
 
 def find_tensor(module: Any, name: str) -> tuple[Any, Any] | None:
-    """(box, key) of the tensor called `name`: a module's own, of a module below, a plain attribute,
-    or within one ("tables.0").
+    """Returns (container, key) of the tensor called `name`: of the module or of a submodule, a
+    plain attribute, or an element of one ("tables.0"); None when there is none.
     """
     for box in (module._parameters, module._buffers, vars(module)):
         if isinstance(box.get(name), torch.Tensor):
@@ -87,7 +89,7 @@ def get_at(box: Any, key: Any) -> Any:
 
 
 def set_at(box: Any, key: Any, value: Any) -> None:
-    # A module is told: an LSTM keeps its weights in a list too.
+    # setattr informs the module: an LSTM also keeps its weights in a list.
     if isinstance(box, torch.nn.Module):
         setattr(box, key, value)
     else:
@@ -97,7 +99,9 @@ def set_at(box: Any, key: Any, value: Any) -> None:
 def hidden_tensors(
     module: Any, recorded: Collection[tuple[int, Any]]
 ) -> Iterator[tuple[Any, Any, Any]]:
-    """(box, key, tensor) of attributes that no capture sees: they are the user's model's own."""
+    """Yields (container, key, tensor) of tensor attributes that no capture records; they keep the
+    values of the user's model.
+    """
     for part in module.modules():
         for name, value in vars(part).items():
             if (
@@ -109,7 +113,7 @@ def hidden_tensors(
 
 
 def addresses(model: Any) -> frozenset[int]:
-    """Where the elements of a model's parameters and buffers lie."""
+    """Returns the addresses of the elements of a model's parameters and buffers."""
     tensors = (
         t
         for t in (*model.parameters(), *model.buffers())
@@ -119,12 +123,11 @@ def addresses(model: Any) -> frozenset[int]:
 
 
 class ModuleCopy:
-    """A copy of a module of the user's model, into which recorded tensors are put for one run at a
-    time. parts: by the id of each module below the original its copy.
+    """A copy of a module of the user's model that receives recorded tensors for one run at a time.
 
-    shapes: of the recorded parameters, by slot. called: (scope, module) of the modules below that
-    the recorded one called. Raises ReplayRefused where the module does not hold what the recorded
-    one held.
+    parts: id of each submodule of the original -> its copy. shapes: of the recorded parameters, by
+    slot. called: (scope, module) of the submodules that the recorded module called. Raises
+    ReplayRefused where the tensors of the module differ from the recorded ones.
     """
 
     def __init__(
@@ -147,13 +150,17 @@ class ModuleCopy:
             part.training = training
 
     def tensor(self, slot: str) -> Any:
-        """The tensor that the copy holds in this slot, None where the recording has none."""
+        """Returns the tensor that the copy holds for this slot, None where the
+        recording has none.
+        """
         return get_at(*self._homes[slot]) if slot in self._homes else None
 
     @contextlib.contextmanager
     def lent(self, params: Mapping[str, Any], wide: Any, *, grad: bool) -> Iterator[None]:
-        """The copy holds these tensors inside, by slot. wide: dtype of what no capture sees. grad:
-        do parameters require it as they do in the user's model?
+        """Puts these tensors, by slot, into the copy for the duration of the context.
+
+        wide: dtype of tensors that no capture records. grad: whether parameters require a gradient
+        as in the user's model.
         """
         originals = {}
         try:
@@ -178,8 +185,8 @@ class ModuleCopy:
     # ---- making the copy
 
     def _stub(self, called: Sequence[tuple[str, Any]]) -> None:
-        """Of a module that calls others those below hold no elements: a weight used past its module
-        is not what was recorded for it.
+        """Removes the elements of all submodules of a module that calls others: the recording does
+        not tell which values a weight has that is read outside its own module.
         """
         for part in list(self.module.modules())[1:]:
             for name, value in part._parameters.items():
@@ -196,7 +203,7 @@ class ModuleCopy:
                 raise ReplayRefused(
                     f"{self.words} does not hold {scope}, which the recorded one calls"
                 )
-            # What a call was given and left, as recorded, lies outside of its hooks.
+            # The recorded inputs and outputs of a call are those outside its hooks.
             for hooks in (
                 "_forward_hooks",
                 "_forward_pre_hooks",
@@ -206,7 +213,7 @@ class ModuleCopy:
                 getattr(part, hooks).clear()
 
     def _home(self, slot: str, shape: Sequence[int]) -> tuple[Any, Any]:
-        """Where the copy keeps the tensor of this slot: (module, list or dict, key)."""
+        """Returns where the copy keeps the tensor of this slot: (module, list or dict; key)."""
         name = param_name(slot)
         home = find_tensor(self.module, name)
         if home is None:
@@ -219,7 +226,7 @@ class ModuleCopy:
         return home
 
     def _check_all_recorded(self, parts: Iterable[Any]) -> None:
-        """Raises ReplayRefused for a tensor of these modules of which nothing was recorded."""
+        """Raises ReplayRefused when one of these modules has a tensor that was not recorded."""
         homes = {(id(box), key) for box, key in self._homes.values()}
         for part in parts:
             for name, value in (*part._parameters.items(), *part._buffers.items()):

@@ -30,8 +30,8 @@ def step_alone(kind, parameter, gradient, state, **hyper_parameters):  # type: i
 
 
 def optimizer_class(name: str, hyper_parameters: Iterable[str]) -> Any:
-    """The class of this name in `torch.optim`, which takes such hyper-parameters. Raises
-    ReplayRefused where this release of torch has no such optimiser or argument.
+    """Returns the class of this name in `torch.optim`, which accepts these hyper-parameters. Raises
+    ReplayRefused when this release of torch lacks the optimiser or an argument.
     """
     kind = getattr(torch.optim, name, None) if name in OPTIMIZERS else None
     if kind is None:
@@ -52,11 +52,12 @@ def optimizer_step(
     left: Sequence[str],
     **hyper_parameters: Any,
 ) -> list[Any]:
-    """[the parameter, *its state] after one step, by torch's own code, parameter by parameter.
+    """Returns [the parameter, *its state] after one step of torch's own code on this parameter
+    alone.
 
-    name: class in `torch.optim`. names, state: what the optimiser keeps of the parameter. left:
-    names of the state to return. All tensors are in the dtype of the run; none is written. Raises
-    ReplayRefused where this release of torch has no such optimiser or argument.
+    name: class in `torch.optim`. names, state: state tensors that the optimiser keeps for the
+    parameter. left: names of the state to return. All tensors are in the dtype of the run; none is
+    written. Raises ReplayRefused when this release of torch lacks the optimiser or an argument.
     """
     kind = optimizer_class(name, hyper_parameters)
     updated, after = step_alone(  # type: ignore[no-untyped-call]

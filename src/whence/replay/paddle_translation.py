@@ -1,9 +1,9 @@
-"""Operators of Paddle as programs of aten operators, so that a call of a Paddle run can be replayed
-like any other.
+"""Translates Paddle operators to programs of aten operators, so that a call of a Paddle run can be
+replayed like any other.
 
-Read from the operator's type, attributes and operands alone; Paddle is not needed. Slots are those
-of the operator: "X", "Y" of a ProgramDesc, places "0", "1" of PIR. Semantics: the operators'
-reference documentation; a fused operator is written out.
+The translation reads the operator's type, attributes and operands alone; Paddle is not needed.
+Slots are those of the operator: "X", "Y" of a ProgramDesc, places "0", "1" of PIR. Semantics: the
+operators' reference documentation; a fused operator is written out.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from whence.records.marks import Mark, mark
 from whence.replay.program_writing import ProgramWriter, Tensor
 
 TRANSLATED = mark(Mark.TRANSLATED, "Paddle")
-"""The note of a program that was not recorded but made of what the operator says: other kernels, so
-it need not agree bit by bit.
+"""The note of a program that was not recorded but translated from the operator's description: it
+uses other kernels, so it need not agree bit by bit.
 """
 
 _MISSING = object()
@@ -43,7 +43,7 @@ class Operand:
 
 
 class _Writer(ProgramWriter):
-    """The program as it is written. operands, output_shapes: by slot of the operator."""
+    """The program while it is written. operands, output_shapes: by slot of the operator."""
 
     def __init__(
         self,
@@ -57,7 +57,7 @@ class _Writer(ProgramWriter):
         self.operands, self.output_shapes = operands, output_shapes
 
     def has(self, name: str, place: int) -> bool:
-        """Is there an operand of this name, or at this place in PIR?"""
+        """Whether there is an operand of this name (ProgramDesc) or at this place (PIR)."""
         return self._key(name, place) is not None
 
     def _key(self, name: str, place: int) -> str | None:
@@ -70,8 +70,8 @@ class _Writer(ProgramWriter):
         return self.operands[key]
 
     def __call__(self, name: str, place: int) -> Tensor:
-        """The operand of this name, or at this place in PIR, where it may be a number of the
-        program.
+        """Returns the operand of this name (ProgramDesc) or at this place (PIR, where it may be a
+        number in the program).
         """
         number = self.attributes.get(f"input.{place}") if self._key(name, place) is None else None
         if isinstance(number, (int, float)) and math.isfinite(number):
@@ -81,29 +81,29 @@ class _Writer(ProgramWriter):
 
     @property
     def x(self) -> Tensor:
-        """What it is applied to."""
+        """The main operand: "X", or place 0."""
         return self("X", 0)
 
     def with_bias(self, value: Tensor, name: str = "Bias", place: int = 2) -> Tensor:
-        """The value plus an operand, where there is one."""
+        """Returns the value plus an operand, where the operator has that operand."""
         return value + self(name, place) if self.has(name, place) else value
 
     def made_shape(self) -> Sequence[int]:
-        """The shape of what it made. Raises ReplayRefused."""
+        """Returns the shape of the output. Raises ReplayRefused when it is not known."""
         shape = self.output_shapes.get("Out", self.output_shapes.get("0"))
         if shape is None:
             raise ReplayRefused(f"{self.op_type}: the shape of what it made is not known")
         return shape
 
     def is_set(self, *names: str) -> bool:
-        """Is a switch on, which is off by default?"""
+        """Whether a switch, off by default, is on."""
         return bool(self.attribute(*names, default=False))
 
     def tensor(self, operand: Operand) -> Tensor:
         return self.read(operand.slot, operand.dtype)
 
     def listed(self, name: str, place: int) -> list[Operand]:
-        """The operands of a slot that takes a list."""
+        """Returns the operands of a slot that takes a list."""
         names = [
             self.operands[f"{key}.{i}"]
             for key in (name, name.lower(), str(place))
@@ -116,8 +116,8 @@ class _Writer(ProgramWriter):
         return self.operand(name, place).shape
 
     def attribute(self, *names: str, default: Any = _MISSING) -> Any:
-        """The first of these attributes that there is. Raises ReplayRefused without one and without
-        a default.
+        """Returns the first of these attributes that is present. Raises ReplayRefused when none is
+        and there is no default.
         """
         value = next(
             (self.attributes[n] for n in names if self.attributes.get(n) is not None), default
@@ -156,11 +156,11 @@ def program(
     outputs: Mapping[str, str],
     shapes: Mapping[str, tuple[int, ...]],
 ) -> Program:
-    """What one call of a Paddle operator computes.
+    """Returns the program that one call of a Paddle operator computes.
 
     op_type: without dialect ("matmul"). operands: by slot of the operator. outputs: slot of the
-    operator -> slot of the call; shapes: of these outputs, by slot of the operator. Raises
-    ReplayRefused for an operator that is not known here, or used in a way that is not.
+    operator -> slot of the call. shapes: of these outputs, by slot of the operator. Raises
+    ReplayRefused for an unknown operator or an unsupported use of a known one.
     """
     write = _KNOWN.get(op_type)
     if write is None:
@@ -183,7 +183,7 @@ def program(
 
 
 def known() -> tuple[str, ...]:
-    """Operators whose calls can be replayed."""
+    """Returns the operators whose calls can be replayed."""
     return tuple(_KNOWN)
 
 
@@ -221,8 +221,8 @@ def _reshaped(
 def _laid(
     w: _Writer, value: Tensor, shape: tuple[int, ...], side: str
 ) -> tuple[Tensor, tuple[int, ...]]:
-    """A value through the reshape and transpose that a fused matmul does to one of its sides ("x",
-    "y", "out").
+    """Applies the reshape and transpose that a fused matmul includes for one of its sides ("x",
+    "y", "out"); returns (value, its shape).
     """
     reshape = w.integers(f"fused_reshape_{side}", f"fused_reshape_{side.capitalize()}", default=[])
     perm = w.integers(f"fused_transpose_{side}", f"fused_transpose_{side.capitalize()}", default=[])
@@ -252,7 +252,7 @@ def _fused_matmul(w: _Writer) -> Tensor:
 
 
 def _unscaled(w: _Writer) -> None:
-    """Raises ReplayRefused for the int8 form of an operator of oneDNN."""
+    """Raises ReplayRefused when a oneDNN operator has scales, that is, for its int8 form."""
     scales = (
         w.attribute(name, default=1.0) for name in ("scale_x", "scale_y", "scale_out", "scale_in")
     )
@@ -263,7 +263,7 @@ def _unscaled(w: _Writer) -> None:
 
 
 def _activated(w: _Writer, value: Tensor, *attributes: str) -> Tensor:
-    """A value through the activation that was fused behind it, and the factor behind that. The
+    """Applies the activation and then the output factor that are fused behind an operator. The
     first of these attributes that is not empty names the activation.
     """
     names = (str(w.attribute(name, default="")) for name in attributes)
@@ -490,7 +490,7 @@ def _reduced(name: str) -> Callable[[_Writer], Tensor]:
             axes = list(range(rank))
         keep = w.is_set("keep_dim", "keepdim")
         value, wide = w.x, w.attribute("dtype", "out_dtype", default=-1)
-        # the others it takes are those of what it reads
+        # every other dtype that `sum` may name is that of its operand
         if name == "sum.dim_IntList" and wide in ("float64", 6):
             value = value.to("float64")
         return w.do(name, value, axes, keep)
@@ -591,7 +591,7 @@ def _reshape(w: _Writer) -> Tensor:
 
 
 def _to_made(w: _Writer) -> Tensor:
-    """An operator that only gives its elements another shape, which what it made has."""
+    """Reshapes the operand to the shape of the output, for operators that move no element."""
     return w.x.reshape(w.made_shape())
 
 
@@ -648,7 +648,7 @@ def _split(w: _Writer) -> dict[str, Tensor]:
 
 
 def _listed(parts: Sequence[Tensor]) -> dict[str, Tensor]:
-    """Several results in the slots of an output that is a list."""
+    """Returns several results in the slots of an output that is a list."""
     return {f"{slot}.{i}": part for slot in ("Out", "0") for i, part in enumerate(parts)}
 
 
@@ -775,7 +775,7 @@ _REDUCED = {
 
 
 def _sum(w: _Writer) -> Tensor:
-    """`sum`: of a ProgramDesc the sum of several tensors, of PIR along axes."""
+    """Translates `sum`: in a ProgramDesc it adds several tensors, in PIR it sums along axes."""
     return (
         _add_n(w)
         if any(key.partition(".")[0] == "X" for key in w.operands)
@@ -784,8 +784,8 @@ def _sum(w: _Writer) -> Tensor:
 
 
 def _rnn(w: _Writer) -> Tensor:
-    """Layers of LSTM, GRU or a plain recurrence: weights of all cells first, then biases; a cell is
-    a direction of a layer.
+    """Translates layers of LSTM, GRU or a plain recurrence. The operands list the weights of all
+    cells first, then their biases; a cell is one direction of a layer.
     """
     if w.has("SequenceLength", 3):
         raise ReplayRefused(f"{w.op_type}: with lengths of sequences it is not known to whence")

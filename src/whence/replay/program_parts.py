@@ -1,4 +1,4 @@
-"""Programs made of parts of recorded ones."""
+"""Builds programs from parts of recorded ones."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from whence.records import Operation, Program
 from whence.records.program import identified, map_operands
 
 Resolve = Callable[[str], Any]
-"""The operand that stands in the new program for an input or param of a part, by its slot."""
+"""Slot of an input or param of a part -> the operand that replaces it in the new program."""
 
 
 class ProgramPart:
-    """A program of which operations are taken into another.
+    """A program whose operations are copied into another.
 
-    resolve: as `Resolve`. shape: of an input, by its slot.
+    resolve: as `Resolve`. shape: slot of an input -> its shape.
     """
 
     def __init__(
@@ -31,18 +31,18 @@ class ProgramPart:
 
     @property
     def resolved(self) -> Mapping[str, Any]:
-        """Operands of the inputs and params that were asked for, by slot."""
+        """The operands of the inputs and params resolved so far, by slot."""
         return self._resolved
 
     def operand(self, slot: str) -> Any:
-        """What stands for an input or param in the new program."""
+        """Returns the operand that replaces an input or param in the new program."""
         if slot not in self._resolved:
             self._resolved[slot] = self._resolve(slot)
         return self._resolved[slot]
 
     def needed(self, operands: Iterable[Any]) -> list[int]:
-        """The operations that these operands need, in their order: with those that write to what
-        another of them reads, also through a view.
+        """Returns the places of the operations that these operands need, in order, including those
+        that write in place to memory that one of them reads, also through a view.
         """
         operations, needed = self.program.operations, set[int]()
         todo = [operand["op"][0] for operand in operands if "op" in operand]
@@ -60,7 +60,7 @@ class ProgramPart:
         return sorted(needed)
 
     def leads(self, start: Any, goal: Any) -> bool:
-        """Does the operand `start` depend on the input or param `goal`?"""
+        """Whether the operand `start` depends on the input or param `goal`."""
         return bool(start == goal) or any(
             {kind: value} == goal
             for place in self.needed([start])
@@ -68,7 +68,9 @@ class ProgramPart:
         )
 
     def _written(self, place: int) -> set[int]:
-        """The operations whose result is the memory that an operation writes."""
+        """Returns the places of the operations whose result shares the memory that an operation
+        writes.
+        """
         memory = set[int]()
         while True:
             operation = self.program.operations[place]
@@ -86,7 +88,7 @@ def _writes(operation: Operation) -> bool:
 
 
 class ProgramBuilder:
-    """Operations of several programs, one behind the other."""
+    """Concatenates operations of several programs."""
 
     def __init__(self) -> None:
         self._operations: list[Operation] = []
@@ -98,47 +100,49 @@ class ProgramBuilder:
 
     @property
     def inputs(self) -> Sequence[str]:
-        """Slots of the inputs so far, in order."""
+        """The slots of the inputs so far, in order."""
         return list(self._inputs)
 
     @property
     def length(self) -> int:
-        """How many operations there are so far."""
+        """The number of operations so far."""
         return len(self._operations)
 
     def input(self, slot: str, dtype: str) -> Any:
-        """The operand of an input of the new program."""
+        """Returns the operand of an input of the new program."""
         self._inputs.setdefault(slot, dtype)
         return {"in": self.inputs.index(slot)}
 
     def param(self, slot: str) -> Any:
-        """The operand of a param of the new program."""
+        """Returns the operand of a param of the new program."""
         if slot not in self._params:
             self._params.append(slot)
         return {"param": slot}
 
     def constant(self, record: int) -> Any:
-        """The operand of a constant of the new program."""
+        """Returns the operand of a constant of the new program."""
         if record not in self._constants:
             self._constants.append(record)
         return {"const": self._constants.index(record)}
 
     def as_in(self, program: Program) -> Resolve:
-        """Inputs and params with the names that they have in `program`."""
+        """Returns a `Resolve` that keeps the names that inputs and params have in `program`."""
         dtype_of = dict(zip(program.inputs, program.input_dtypes, strict=True))
         return lambda slot: (
             self.input(slot, dtype_of[slot]) if slot in dtype_of else self.param(slot)
         )
 
     def take(self, part: ProgramPart, operands: Sequence[Any]) -> list[Any]:
-        """The operands, of a part, as operands of the new program, which gets what they need."""
+        """Converts operands of a part to operands of the new program, and first adds the operations
+        that they need.
+        """
         for place in part.needed(operands):
             if place not in part.places:
                 self.add(part, place)
         return self.mapped(part, operands)
 
     def add(self, part: ProgramPart, place: int) -> None:
-        """Append one operation of a part."""
+        """Appends one operation of a part."""
         operation = part.program.operations[place].with_operands(
             lambda kind, value: self._mapped(part, kind, value)
         )
@@ -146,7 +150,9 @@ class ProgramBuilder:
         self.append(operation, part.program.lines[place] if part.program.lines else "")
 
     def mapped(self, part: ProgramPart, operands: Sequence[Any]) -> list[Any]:
-        """The operands, of a part, as operands of the new program, which has what they need."""
+        """Converts operands of a part to operands of the new program, which already has the
+        operations that they need.
+        """
         if part not in self._parts:
             self._parts.append(part)
         return [
@@ -155,7 +161,7 @@ class ProgramBuilder:
         ]
 
     def append(self, operation: Operation, line: str = "") -> None:
-        """Add an operation whose operands are those of the new program."""
+        """Adds an operation whose operands are those of the new program."""
         self._operations.append(operation)
         self._lines.append(line)
 
@@ -174,7 +180,7 @@ class ProgramBuilder:
             operand = part.operand(slot)
             if "in" in operand:
                 return {"dim": [operand["in"], axis]}
-            # A size of what the new program makes itself is the number that it was.
+            # The extent of a tensor that the new program computes itself becomes a constant.
             shape = part.shape(slot)
             if axis >= len(shape):
                 raise ReplayRefused(f"{slot} has no axis {axis}: shape {tuple(shape)}")
@@ -189,7 +195,7 @@ class ProgramBuilder:
     def program(
         self, outputs: Sequence[tuple[str, Any]], calls: Sequence[tuple[int, int]] = ()
     ) -> Program:
-        """The new program. outputs: (slot, operand of it). calls: as `Program.calls`."""
+        """Returns the new program. outputs: (slot, its operand). calls: as `Program.calls`."""
         programs = [part.program for part in self._parts]
         numbers = {slot: k for k, slot in enumerate(self._inputs)}
         fixed, equal = list[tuple[int, int, int]](), list[tuple[int, int, int, int]]()

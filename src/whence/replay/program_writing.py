@@ -1,4 +1,4 @@
-"""Programs written operator by operator: what is done to a `Tensor` is appended to the program."""
+"""Writes programs operator by operator: a method call on a `Tensor` appends to the program."""
 
 from __future__ import annotations
 
@@ -39,12 +39,12 @@ _OF_TWO = frozenset(
         "sub",
     )
 )
-"""Operators of a tensor and another one or a number."""
+"""Operators of a tensor and a second tensor or a number."""
 
 
 class Tensor:
     """A tensor of a program that is being written, with the operators of aten as methods. operand:
-    what stands for it in the program.
+    its operand in the program.
     """
 
     __slots__ = ("operand", "writer")
@@ -56,30 +56,30 @@ class Tensor:
         return functools.partial(self.writer.do, operator, self)
 
     def to(self, dtype: str) -> Tensor:
-        """With elements of another type."""
+        """Returns the tensor cast to another dtype."""
         return self.writer.do("to", self, {"dtype": dtype})
 
     def part(self, axis: int, start: int, end: int, step: int = 1) -> Tensor:
-        """Every step-th element of an axis, from `start` to before `end`."""
+        """Returns every step-th element of an axis, from `start` to before `end`."""
         return self.writer.do("slice", self, axis, start, end, step)
 
     def along(self, rank: int, axis: int) -> Tensor:
-        """A vector laid along one of so many axes."""
+        """Reshapes a vector to `rank` axes, with its elements along `axis`."""
         return self.reshape([-1 if a == axis else 1 for a in range(rank)])
 
     def padded(self, before: Sequence[int], behind: Sequence[int], filled: float = 0) -> Tensor:
-        """With these pads along the last axes; negative ones cut off."""
+        """Returns the tensor padded along its last axes; negative numbers cut off."""
         if not any([*before, *behind]):
             return self
         sides = [n for pair in reversed([*zip(before, behind)]) for n in pair]
         return self.constant_pad_nd(sides, filled)
 
     def channels_first(self, rank: int) -> Tensor:
-        """With its last axis behind the first."""
+        """Returns the tensor with its last axis moved to the second place."""
         return self.permute([0, rank - 1, *range(1, rank - 1)])
 
     def channels_last(self, rank: int) -> Tensor:
-        """With its second axis as the last."""
+        """Returns the tensor with its second axis moved to the end."""
         return self.permute([0, *range(2, rank), 1])
 
     def __add__(self, other: Tensor | float) -> Tensor:
@@ -133,15 +133,17 @@ def _is(value: Tensor | float, number: int) -> bool:
 
 
 class ProgramWriter(ProgramBuilder):
-    """Operators, one behind the other."""
+    """Appends operators one after the other."""
 
     def read(self, slot: str, dtype: str) -> Tensor:
-        """An input or param of the program."""
+        """Returns an input or param of the program."""
         return Tensor(self, self.param(slot) if is_param(slot) else self.input(slot, dtype))
 
     def do(self, name: str, *args: Any, guard: float | bool | None = None, **kwargs: Any) -> Tensor:
-        """One operator of aten; the tensor is its first result. name: with the overload where that
-        does not follow from the arguments. A dtype is given by its name.
+        """Appends one operator of aten and returns its first result.
+
+        name: with the overload where that does not follow from the arguments. A dtype is given by
+        its name.
         """
         if "." not in name:
             name = f"{name}.{_overload(name, args, kwargs)}"
@@ -150,7 +152,7 @@ class ProgramWriter(ProgramBuilder):
         return self._result(0)
 
     def several(self, name: str, count: int, *args: Any, **kwargs: Any) -> list[Tensor]:
-        """One operator of several results."""
+        """Appends one operator that has several results and returns these."""
         self.do(name, *args, **kwargs)
         return [self._result(place) for place in range(count)]
 
@@ -164,8 +166,10 @@ class ProgramWriter(ProgramBuilder):
         note: str,
         fixed: Iterable[tuple[int, int, int]] = (),
     ) -> Program:
-        """The program. outputs: by slot. operands: slot -> dtype of all that could be read. fixed:
-        as `Program.fixed`.
+        """Returns the program.
+
+        outputs: (slot, tensor). operands: slot -> dtype of every tensor that the program could
+        read. fixed: as `Program.fixed`.
         """
         program = self.program([(slot, tensor.operand) for slot, tensor in outputs])
         slots = [
@@ -191,7 +195,7 @@ def _overload(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
 
 
 def _plain(value: Any) -> Any:
-    """An argument as programs have it."""
+    """Returns an argument in the form that programs use."""
     if isinstance(value, Tensor):
         return value.operand
     if isinstance(value, (list, tuple, range)):

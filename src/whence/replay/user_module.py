@@ -1,10 +1,10 @@
-"""One module of the user's own model in the place of a program: run on other inputs, with other
+"""Runs one module of the user's own model in place of a program: on other inputs, with other
 parameters, in another dtype.
 
-The module is copied without its tensors; what a run needs is put into the copy and taken out again,
-so that the model is never written and never held in a wider dtype. The code that runs is the
-user's: nothing is bounded and nothing is on a list here. A call that called others runs alone: in
-the place of a child stands what the child left.
+The module is copied without its tensors. A run puts the tensors that it needs into the copy and
+takes them out again, so that the model is never written and never held in a wider dtype. The code
+that runs is the user's: it has no memory bound and no list of allowed operators. A module that
+calls others runs alone: the recorded outputs of a child replace the child.
 """
 
 from __future__ import annotations
@@ -39,12 +39,13 @@ GRAD = {"no_grad": torch.no_grad, "inference_mode": torch.inference_mode, "grad"
 
 
 class Borrowed:
-    """A module of the user's model, run in the place of `call`; has what `engine.Loaded` has.
+    """A module of the user's model that runs in place of `call`, with the interface of
+    `engine.Loaded`.
 
     call: of the reference. forms: (dtype, shape) of its tensors by slot. kids: the calls it made,
-    in order. grad: a name of `GRAD`. forbidden: what `addresses` gives of the model. Raises
-    ReplayRefused where the module does not hold what the recorded one held. program: slots of the
-    call and no operations. notes, check_note, length: as `Loaded` has them.
+    in order. grad: a name of `GRAD`. forbidden: the `addresses` of the model. Raises ReplayRefused
+    where the tensors of the module differ from the recorded ones. program: slots of the call and no
+    operations. notes, check_note, length: as in `Loaded`.
     """
 
     def __init__(
@@ -74,7 +75,7 @@ class Borrowed:
 
     @property
     def module(self) -> Any:
-        """The copy of the user's module that is run."""
+        """The copy of the user's module that runs."""
         return self.copy.module
 
     @property
@@ -84,14 +85,14 @@ class Borrowed:
 
     @property
     def words(self) -> str:
-        """What it is, in a sentence."""
+        """A phrase that names the module, for messages."""
         return self.copy.words
 
-    # ---- what it depends on
+    # ---- dependencies
 
     def needs(self, output: str) -> frozenset[str]:
-        """Slots of the inputs and params that this output may depend on: all that is known when it
-        is made.
+        """Returns the slots of the inputs and params that this output may depend on: all that are
+        known when it is computed.
         """
         program, calls_before = self.program, call_order(output, len(self.kids))
         return frozenset(
@@ -99,7 +100,7 @@ class Borrowed:
         )
 
     def determined(self, available: Collection[str]) -> list[str]:
-        """The outputs for which all that they depend on is there."""
+        """Returns the outputs whose inputs and params are all available."""
         return [
             slot
             for slot, _ in self.program.outputs
@@ -113,7 +114,7 @@ class Borrowed:
         working: str = "recorded",
         strides: Mapping[str, tuple[int, ...]] | None = None,
     ) -> HeldParameters:
-        """The params that are there, converted once for several runs with this `working` and
+        """Returns the available params, converted once for several runs with this `working` and
         `strides`.
         """
         convert = functools.partial(widened, wide=wide_dtype(working))
@@ -135,13 +136,13 @@ class Borrowed:
         trace: Callable[[int, Array], None] | None = None,
         lenient: bool = False,
     ) -> dict[str, Array]:
-        """Outputs by slot, as the module computes them from these inputs and params (by slot);
-        arguments as `Loaded.run` has them.
+        """Returns outputs by slot, computed by the module from these inputs and params (by slot);
+        arguments as in `Loaded.run`.
 
-        "float64", "float32" also rewrite every floating dtype that the module's code asks an
-        operator for. In 16 bits what the code widens stays wide. trace is never called: there are
-        no operations of a program. lenient changes nothing: a module takes any extents. Raises
-        ReplayRefused with the reason.
+        "float64", "float32" also rewrite every floating dtype that the module's code requests from
+        an operator. In 16 bits, tensors that the code widens stay wide. trace is never called:
+        there are no operations of a program. lenient changes nothing: a module takes any extents.
+        Raises ReplayRefused with the reason.
         """
         params = self.hold(params, working=working, strides=strides)
         requested = [slot for slot, _ in self.program.outputs] if outputs is None else list(outputs)
@@ -152,7 +153,7 @@ class Borrowed:
             prepared = laid_out(
                 self._input(slot, from_host(array), working, convert), layouts.get(slot)
             )
-            # A clone, since what is written in place must not be a leaf of the graph.
+            # A clone, since an in-place write to a leaf of the graph is an error.
             return (
                 prepared.requires_grad_().clone()
                 if self._grad == "grad" and prepared.is_floating_point()
@@ -187,7 +188,7 @@ class Borrowed:
     def _check_given(
         self, requested: Sequence[str], available: Collection[str], *, has_child: bool
     ) -> None:
-        """Raises ReplayRefused when something is missing that these outputs may depend on."""
+        """Raises ReplayRefused when a tensor that these outputs may depend on is missing."""
         needed = frozenset[str]().union(*(self.needs(slot) for slot in requested))
         lacking = [s for s in sorted(needed - {*available}) if not (has_child and is_of_child(s))]
         if lacking:
@@ -196,7 +197,7 @@ class Borrowed:
     def _input(self, slot: str, value: Any, working: str, convert: bool) -> Any:
         if working in ("recorded", "float64", "float32"):
             return widened(value, wide_dtype(working))
-        # What a child left is in the dtype of the code around it.
+        # Outputs of a child have the dtype of the code around it.
         recorded = self._forms[slot][0] if slot in self._forms else self.program.base
         return (
             value.to(TORCH[working])
@@ -205,7 +206,7 @@ class Borrowed:
         )
 
     def _plain(self, working: str) -> dict[str, Any]:
-        """Arguments that are no tensors, by slot. A dtype is recorded by its name."""
+        """Returns the arguments that are not tensors, by slot. A dtype is recorded by its name."""
         dtype = TORCH[working] if working in WORKING[1:] else None
         out = {}
         for slot, value in self._call.arguments.items():
@@ -217,7 +218,7 @@ class Borrowed:
         return out
 
     def _changed(self, own_inputs: Mapping[str, Any], requested: Collection[str]) -> dict[str, Any]:
-        """What the call was given, or holds, and changed in place."""
+        """Returns the inputs and params that the call changed in place, by "mutated" slot."""
         out = {}
         for slot in requested:
             kind, name = split_slot(slot)
@@ -229,8 +230,9 @@ class Borrowed:
 
     @contextlib.contextmanager
     def _surroundings(self, wide: Any) -> Iterator[None]:
-        """Grad mode as recorded, no autocast, no compiled code, random state and default dtype as
-        before.
+        """Sets the recorded grad mode, no autocast, no compiled code and `wide` as default dtype;
+        restores the random state and the default dtype. Raises ReplayRefused when the module draws
+        random numbers.
         """
         default = torch.get_default_dtype()
         eager: Any = contextlib.nullcontext()
@@ -254,13 +256,13 @@ class Borrowed:
 
 
 class _Enough(BaseException):
-    """All that was asked for is made; not an Exception, so that no code of the user's takes it for
-    one of its own.
+    """Stops the run once all requested outputs are computed; not an Exception, so that no handler
+    in the user's code catches it.
     """
 
 
 class _Running:
-    """One call of a borrowed module, with its children answered by what they left."""
+    """One call of a borrowed module, with its children replaced by their recorded outputs."""
 
     def __init__(
         self,
@@ -312,7 +314,7 @@ class _Running:
         return by_slot
 
     def _standing_in(self, called: Kid) -> Callable[..., Any]:
-        """What the module runs in the place of a child."""
+        """Returns the `forward` that replaces a child."""
 
         def forward(*args: Any, **kwargs: Any) -> Any:
             borrowed, k = self._borrowed, self._next_child
@@ -332,7 +334,7 @@ class _Running:
                 for value in (args, kwargs)
                 for slot, t in self._tensors(value).items()
             }
-            # As they are now: the module may write them later.
+            # Cloned, since the module may write to them later.
             self._results.update((f"{k}:{slot}", t.clone()) for slot, t in handed.items())
             if self._requested <= self._results.keys():
                 raise _Enough

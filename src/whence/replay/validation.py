@@ -1,9 +1,8 @@
-"""Programs are untrusted data: what one may look like, and the way from a `Program` to something
-that runs.
+"""Programs are untrusted data: checks their form and turns a `Program` into an executable one.
 
-Checked here without any framework: names, indices, literals, sizes of everything. The schema of
-each operator is checked by `binding` when the program is loaded; what it computes, by `self_check`
-against its own recording.
+Checked here without any framework: names, indices, literals and all sizes. `binding` checks the
+schema of each operator when the program is loaded; `self_check` checks the results against the
+program's own recording.
 """
 
 from __future__ import annotations
@@ -40,10 +39,10 @@ def load(
     allow: tuple[str, ...] = (),
     max_bytes: int = 4 << 30,
 ) -> Loaded:
-    """A program ready to run.
+    """Returns a program ready to run.
 
     constants: elements of `program.constants`, in order. allow: vendor namespaces the user vouches
-    for ("vendor::"). max_bytes: no operator may make more than this (it is worked out before the
+    for ("vendor::"). max_bytes: the most that one operator may allocate (computed before the
     operator runs). Raises ReplayRefused with the reason when the program is malformed or uses an
     operator that is not on the list.
     """
@@ -58,8 +57,8 @@ def load(
 def validate(
     program: Program, constants: int, *, allow: tuple[str, ...] = ()
 ) -> list[OperatorName | None]:
-    """The names of the operations, None for one of whence's own. Raises ReplayRefused when the
-    program is not well-formed: the form is written in `records.Operation`.
+    """Returns the operator names, None for each of whence's own operations. Raises ReplayRefused
+    when the program is malformed: `records.Operation` describes the form.
     """
     if len(program.operations) > MAX_OPERATIONS:
         raise ReplayRefused(
@@ -99,7 +98,7 @@ def validate(
 
 
 def operator_name(name: str, allow: tuple[str, ...] = ()) -> OperatorName:
-    """The name of an operator a program may use, in its parts.
+    """Returns the parts of the name of an operator that a program may use.
 
     name: "aten.add.Tensor". allow: vendor namespaces the user vouches for, "vendor::". Raises
     ReplayRefused for any other name.
@@ -124,15 +123,15 @@ def operator_name(name: str, allow: tuple[str, ...] = ()) -> OperatorName:
 
 
 class _Reader:
-    """Walks over one program; `place` is the operation whose arguments are read, which may use
-    earlier ones only.
+    """Walks over one program. place: the operation whose arguments are being read; they may refer
+    to earlier operations only.
     """
 
     def __init__(self, program: Program, constants: int) -> None:
         self.program, self.constants, self.place, self.values = program, constants, 0, 0
 
     def operation(self, operation: Operation, allow: tuple[str, ...]) -> OperatorName | None:
-        """The name of the operator, None for an operation of whence's own."""
+        """Returns the name of the operator, None for one of whence's own operations."""
         name = None
         if operation.name == allowed_operators.CAST:
             a = operation.args
@@ -161,7 +160,7 @@ class _Reader:
         return name
 
     def gradients(self, operation: Operation) -> None:
-        """Refuse a backward pass of another form than `GRADIENTS` says."""
+        """Refuses a backward pass that does not have the form described at `GRADIENTS`."""
         lists = operation.args
         if (
             len(lists) != 3
@@ -178,7 +177,7 @@ class _Reader:
             self.refuse("a gradient of what is neither an input nor a parameter")
 
     def optimizer_step(self, operation: Operation) -> None:
-        """Refuse a step of an optimiser of another form than `OPTIMIZER_STEP` says."""
+        """Refuses an optimiser step that does not have the form described at `OPTIMIZER_STEP`."""
         a = operation.args
         if (
             len(a) != 6
@@ -257,7 +256,7 @@ class _Reader:
         return kind == "complex" and _pair(content) and all(map(_is_number, content))
 
 
-# Kinds whose value is one of some words.
+# Kinds whose value must be one of these words.
 _WORDS: dict[str, Collection[str]] = {
     "dtype": dtypes.DTYPES, "device": ("",), "layout": ("strided",),
     "memory_format": MEMORY_FORMATS, "float": ("inf", "-inf", "nan"),
