@@ -1,5 +1,5 @@
-"""Which operator of a trace is at fault: each is run alone the way the target ran it, and judged
-against float64.
+"""Finds the operator of a trace that is at fault: runs each alone the way the target ran it, and
+judges its results against float64.
 """
 
 from __future__ import annotations
@@ -18,13 +18,15 @@ from whence.replay.export.three_way import beyond_rounding, wide
 from whence.replay.export.trace import Piece, Step, Trace, Value, numbers, overload, piece
 from whence.replay.export.ways import Way, run_as
 
-# runs of consecutive operators that are tried at every place; longer ones are bisected
+# windows of consecutive operators tried at every place; longer ones are bisected
 _SECONDS = 60.0  # after which no further piece is tried
 _LONGEST = 3
 
 
 def terms(steps: Sequence[Step]) -> int:
-    """The most numbers that one element is summed from, in any of these operators."""
+    """Returns the largest number of terms that one element is summed from, in any of these
+    operators.
+    """
     length = 1
     for step in steps:
 
@@ -46,8 +48,8 @@ def terms(steps: Sequence[Step]) -> int:
 
 
 def judged(p: Piece, outputs: Sequence[Any]) -> float:
-    """How far results of a piece are from float64, over what rounding explains; the worst of
-    them.
+    """Returns the distance of a piece's results from float64 as a multiple of what rounding
+    explains (above 1: wrong); the largest over its results.
     """
     inputs = {f"t{n}": t for n, t in p.inputs.items()}
 
@@ -64,8 +66,8 @@ def judged(p: Piece, outputs: Sequence[Any]) -> float:
 
 @dataclass
 class Drilled:
-    """What was found: operators [begin, end) of the trace, score of the piece; why nothing smaller.
-    tried: pieces that were run.
+    """The outcome of a search: operators [begin, end) of the trace, the score of the piece, why no
+    smaller piece is named. tried: number of pieces that were run.
     """
 
     begin: int
@@ -76,10 +78,10 @@ class Drilled:
 
 
 class Drill:
-    """Looks for the fewest consecutive operators of a trace that are wrong when they are run a
+    """Searches for the fewest consecutive operators of a trace that give wrong results when run a
     given way.
 
-    results: numbers of what is judged of the whole.
+    results: numbers of the tensors that are judged for the whole trace.
     """
 
     def __init__(self, trace: Trace, results: Sequence[int], way: Way) -> None:
@@ -89,10 +91,10 @@ class Drill:
         self.failed_to_run = 0
 
     def smallest(self) -> Drilled | None:
-        """None when the whole is right as well."""
+        """Returns the smallest wrong piece; None when the whole is right."""
         count = len(self.trace.steps)
         if any(step.name == GRADIENTS for step in self.trace.steps):
-            # A derivative needs all that it is the derivative of.
+            # A derivative needs all the operators that it differentiates.
             score = self._score(0, count) or 0.0
             return Drilled(0, count, score, self.tried, "as a whole") if score > 1 else None
         for length in range(1, min(_LONGEST, count) + 1):
@@ -122,14 +124,14 @@ class Drill:
         )
 
     def _worth(self, begin: int, end: int) -> bool:
-        """Does the last operator of this run compute anything? What only moves elements is not a
-        fault by itself.
+        """Whether the last operator of this window computes anything; an operator that only moves
+        elements cannot be at fault alone.
         """
         return _computes(self.trace.steps[end - 1])
 
     def _first(self, windows: Sequence[tuple[int, int]]) -> tuple[int, int, float] | None:
-        """The first window that is wrong. Those that are alike are compiled once, and run on the
-        inputs of each.
+        """Returns the first window that is wrong. Windows with equal signature are compiled once
+        and run on the inputs of each.
         """
         pieces = {w: self._piece(*w) for w in windows}
         groups: dict[Any, list[tuple[int, int]]] = {}
@@ -149,7 +151,7 @@ class Drill:
         return None
 
     def _scores(self, pieces: list[Piece]) -> list[float | None]:
-        """None where a piece does not run alone."""
+        """Returns the score of each piece, None for a piece that does not run alone."""
         self.tried += len(pieces)
         try:
             outputs = run_as(self.way, pieces)
@@ -173,7 +175,7 @@ class Drill:
         )
 
     def _bisected(self, count: int) -> tuple[int, int]:
-        """The shortest beginning that is wrong, then the shortest end of it."""
+        """Returns [begin, end) of the shortest wrong prefix, cut to its shortest wrong suffix."""
         low, high = 1, count  # high is wrong
         while low < high and time.monotonic() < self._until:
             middle = (low + high) // 2
@@ -189,8 +191,8 @@ class Drill:
 
 
 def signature(p: Piece) -> Any:
-    """What two pieces have in common that compile to the same code: operators, wiring, other
-    arguments, forms of the inputs.
+    """Returns a key that is equal for pieces that compile to the same code: operators, wiring,
+    other arguments, dtype, shape and strides of the inputs.
     """
     order = {
         n: i
@@ -221,11 +223,11 @@ def parting(
     bad_results: Sequence[int],
     is_same: Callable[[Any, Any], bool],
 ) -> tuple[Piece, Piece, dict[int, int]]:
-    """(operators of `good`, those of `bad`, bad input -> good input that holds the same): what is
-    left without equal begin and end.
+    """Returns what differs between two traces, without their common beginning and end: (operators
+    of `good`, operators of `bad`, bad input -> good input with equal elements).
 
-    Operators are equal when they have one name, equal arguments, and read what is equal. is_same:
-    are two tensors one?
+    Operators are equal when name, arguments and operands are. is_same: whether two tensors are
+    equal.
     """
     equal = _equal_inputs(good, bad, is_same)
     whole = piece(good, 0, len(good.steps), good_results)
@@ -257,7 +259,9 @@ def parting(
 
 
 def _equal_inputs(good: Trace, bad: Trace, is_same: Callable[[Any, Any], bool]) -> dict[int, int]:
-    """Bad input -> good input that holds the same, of the same name where there is one."""
+    """Returns bad input -> good input with equal elements; the one of the same name is
+    preferred.
+    """
     equal: dict[int, int] = {}
     for slot, n in bad.slots.items():
         m = good.slots.get(slot)
@@ -279,8 +283,10 @@ def _common_ends(
     equal: Mapping[int, int],
     longest: int,
 ) -> list[dict[int, int]]:
-    """What lies before a common end is what that end reads: of every length of it, from none, bad
-    tensor -> good tensor. results: of the traces. longest: operators that a common end may have.
+    """Returns, for every length of a common end from 0 operators, the tensors that this end reads:
+    bad tensor -> good tensor.
+
+    results: bad result -> good result of the traces. longest: the most operators of a common end.
     """
     ends = [results]
     while len(ends) <= longest:
@@ -305,7 +311,9 @@ def _computes(step: Step) -> bool:
 
 
 def _with_passed(p: Piece, trace: Trace) -> Piece:
-    """A result that no operator of the piece makes is one of its inputs, handed on."""
+    """Returns the piece with those of its results that no operator computes added to its inputs,
+    which it passes on.
+    """
     produced = {r for s in p.steps for r in s.results}
     extra = {n: trace.tensors[n] for n in p.results if n not in produced and n not in p.inputs}
     return Piece(p.steps, p.inputs | extra, p.results, p.slots)

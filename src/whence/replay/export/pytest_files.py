@@ -1,9 +1,9 @@
 """Writes a run's operators, or its leaf modules, as pytest files that need pytest and torch only.
 
-A test names what is called on what; the elements lie beside it in one safetensors file;
+A test names the call and its arguments; their elements are in one safetensors file next to it;
 `export.support`, copied as `operator_support`, does the work. Names and texts of a run are
-untrusted: they get into the files as identifiers of letters and digits, as literals by `repr`, and
-in comments without line breaks.
+untrusted: they enter the files as identifiers of letters and digits, as literals by `repr`, and in
+comments without line breaks.
 """
 
 from __future__ import annotations
@@ -34,8 +34,9 @@ PLAIN_CLASSES = ("", "Parameter", "Buffer")
 
 @dataclass(frozen=True)
 class Written:
-    """What was written. left_out: reason -> names, each once; what is in none of the tests is here.
-    nbytes: of the elements.
+    """What was written.
+
+    left_out: reason -> names without a test, each once. nbytes: of the elements.
     """
 
     folder: str
@@ -60,22 +61,22 @@ class Folder:
         self._stored: dict[str, int] = {}
 
     def leave_out(self, reason: str, name: str) -> None:
-        """Remember what gets no test, and why."""
+        """Records a name that gets no test, and the reason."""
         self.left_out.setdefault(reason, {})[name] = None
 
     def add(self, file: str, title: str, text: str, count: int) -> None:
-        """Add a test function, which is `count` tests, to a file of this name."""
+        """Adds a test function that expands to `count` tests to a file of this name."""
         self._titles[file] = title
         self._texts.setdefault(file, []).append(text)
         self.tests += count
 
     def taken(self, file: str) -> int:
-        """How many functions a file has so far."""
+        """Returns the number of functions in a file so far."""
         return len(self._texts.get(file, ()))
 
     def element(self, record: int) -> str:
-        """The name in the data file of a record's elements, "" when they were not kept. Equal
-        tensors are stored once.
+        """Returns the name of a record's elements in the data file, "" when they were not kept.
+        Equal tensors are stored once.
         """
         if record not in self._elements:
             tensor = self.run.records[record]
@@ -89,7 +90,9 @@ class Folder:
         return self._elements[record]
 
     def write(self, path: Path, *, factory: str, cpu_init: bool, force: bool) -> Written:
-        """Write everything into a new folder. Raises OutputExists unless it may be replaced."""
+        """Writes everything into a new folder. Raises OutputExists unless the folder may be
+        replaced.
+        """
         if path.exists():
             if not force:
                 raise OutputExists(
@@ -108,7 +111,7 @@ class Folder:
         return Written(str(path), self.tests, len(self._texts), functions, nbytes, left_out)
 
     def _fill(self, path: Path, factory: str, cpu_init: bool) -> int:
-        """Write every file into a folder; how many bytes of elements they hold."""
+        """Writes every file into a folder; returns the bytes of the elements."""
         for file, texts in self._texts.items():
             imports = ("import pytest\n" if any("pytest." in t for t in texts) else "") + (
                 "import torch\n" if _uses_torch(texts) else ""
@@ -195,14 +198,14 @@ def _uses_torch(texts: Sequence[str]) -> bool:
 
 
 def spread_over(ids: Sequence[int], count: int) -> list[int]:
-    """At most `count` of them: the first, the last, and others evenly between."""
+    """Returns at most `count` of them: the first, the last, and others evenly between."""
     if len(ids) <= count:
         return list(ids)
     return [ids[round(k * (len(ids) - 1) / max(1, count - 1))] for k in range(count)]
 
 
 def _copy_support(folder: Path) -> None:
-    """Copy what the tests stand on, as a package that finds its own files beside it."""
+    """Copies the support package, which finds its own files beside it."""
     folder.mkdir()
     shared = [Path(str(m.__file__)) for m in (operator_names, torch_schema, stepwise)]
     for file in (*Path(str(support.__file__)).parent.glob("*.py"), *shared):
@@ -211,7 +214,7 @@ def _copy_support(folder: Path) -> None:
 
 
 def checked(factory: str, samples: int) -> None:
-    """Raises UsageError for a factory that there is not, or fewer samples than one."""
+    """Raises UsageError for an unknown factory, or fewer samples than one."""
     if factory not in FACTORIES:
         raise UsageError(f"factory {factory!r} is none of {', '.join(FACTORIES)}")
     if samples < 1:
@@ -219,6 +222,8 @@ def checked(factory: str, samples: int) -> None:
 
 
 def leaves(calls: Sequence[Call]) -> Iterator[Call]:
-    """Calls of modules that call no module; what operators were recorded inside does not count."""
+    """Returns the calls of modules that call no module; operators recorded inside them do not
+    count.
+    """
     parents = {c.parent for c in calls if c.kind == "module"}
     yield from (c for c in calls if c.kind == "module" and c.id not in parents)

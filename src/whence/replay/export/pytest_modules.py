@@ -1,4 +1,4 @@
-"""Leaf modules of a run as tests: the programs that they ran, as functions."""
+"""Writes leaf modules of a run as tests: their recorded programs, as functions."""
 
 from __future__ import annotations
 
@@ -27,7 +27,9 @@ _NOT_RUN = {GRADIENTS: "a backward pass", OPTIMIZER_STEP: "a step of an optimise
 
 
 def write_modules(run: Run, folder: Folder, calls: Sequence[Call]) -> None:
-    """A test of each leaf module by program and form of its tensors. calls: of modules."""
+    """Adds one test for each program and form (dtypes, shapes) of the tensors of leaf modules.
+    calls: of modules.
+    """
     groups: dict[Any, list[Call]] = {}
     for call in calls:
         if call.error:
@@ -103,7 +105,7 @@ def _write_module(run: Run, program: Program, members: Sequence[Call], folder: F
 
 
 class _Names:
-    """Identifiers of a program's tensors."""
+    """Assigns identifiers to a program's tensors."""
 
     def __init__(self, program: Program) -> None:
         self.inputs: list[str] = []
@@ -119,7 +121,7 @@ class _Names:
 
 
 def _run_source(program: Program, names: _Names, tensors: Mapping[str, str]) -> list[str]:
-    """The program as the lines of a function."""
+    """Returns the program as the lines of a function."""
     single: list[bool] = []
 
     def value(v: Any) -> str:

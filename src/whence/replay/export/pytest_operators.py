@@ -1,4 +1,4 @@
-"""Operators of a run as tests: one for each signature, and one for its backward."""
+"""Writes operators of a run as tests: one for each signature, and one for its backward."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ from whence.replay.export.pytest_text import (
 def write_operators(
     run: Run, groups: Sequence[Any], folder: Folder, *, keep_trivial: bool = False
 ) -> None:
-    """A test of each signature. groups: of `api.operators.signatures`. keep_trivial: random,
-    creation and view operators too.
+    """Adds a test of each signature. groups: of `api.operators.signatures`. keep_trivial: also
+    random, creation and view operators.
     """
     backward: dict[tuple[int, int], list[Call]] = {}
     for call in run.calls:
@@ -96,7 +96,7 @@ def _write_operator(
 
 
 def _makes_tensors(func: Any, tensors: Mapping[str, Any]) -> bool:
-    """Does an operator return or write tensors, as far as is known?"""
+    """Whether an operator returns or writes tensors; true for an unknown operator."""
     return (
         func is None
         or any("Tensor" in str(r.type) for r in func._schema.returns)
@@ -113,8 +113,8 @@ def _add_test(
     *,
     gradients: str = "",
 ) -> None:
-    """Add the test of a signature, of its backward with `gradients`. name: of the file, and of the
-    test in it.
+    """Adds the test of a signature; with `gradients`, also of its backward. name: of the file, and
+    of the test in it.
     """
     file, number = name
     call, suffix, what = "check", "", "as the run called it"
@@ -135,8 +135,8 @@ def _add_test(
 def _incoming(
     run: Run, calls: Sequence[Call], backward: Mapping[tuple[int, int], list[Call]]
 ) -> dict[int, dict[int, int]]:
-    """Output number -> {call: record of the gradient that came into it}: the first tensor of its
-    form that its backward reads.
+    """Returns output number -> {call: record of its incoming gradient}: the first tensor of the
+    output's dtype and shape that the backward reads.
     """
     gradients: dict[int, dict[int, int]] = {}
     for call in calls:
@@ -175,14 +175,16 @@ class Arguments:
         self.tensors: list[str] = []
 
     def of_operator(self, schema: Any) -> dict[str, str]:
-        """Schema name -> source. Raises ReplayRefused for what cannot be written down."""
+        """Returns schema name -> source. Raises ReplayRefused for a value that has no
+        source form.
+        """
         first = self.calls[0]
         texts: dict[str, str] = {}
         lists: dict[str, dict[int, str]] = {}
         slots = {r.slot for r in first.refs}
         for ref in first.refs:
             kind, name = split_slot(ref.slot)
-            # out=: what it held before does not matter
+            # out=: its elements before the call do not matter
             if kind == "mutated" and f"input.{name}" not in slots:
                 texts[name] = self.tensor(
                     {c.id: r.record for c in self.calls for r in c.refs if r.slot == ref.slot},
@@ -213,17 +215,19 @@ class Arguments:
         return {n: texts[n] for n in (order or texts) if n in texts}
 
     def states(self) -> dict[str, str]:
-        """Generator states before the call, by name."""
+        """Returns slot -> source of the generator states before the call."""
         return {r.slot: self.slot(r.slot) for r in self.calls[0].refs if is_state(r.slot)}
 
     def slot(self, slot: str) -> str:
-        """A tensor by its slot."""
+        """Returns the source of the tensor in this slot."""
         return self.tensor(
             {c.id: r.record for c in self.calls for r in c.refs if r.slot == slot}, slot=slot
         )
 
     def tensor(self, records: Mapping[int, int], *, slot: str = "", blank: bool = False) -> str:
-        """A tensor as `tensor(...)`. records: by call. blank: its elements do not matter."""
+        """Returns the source of a tensor, `tensor(...)`. records: by call. blank: its elements do
+        not matter.
+        """
         record = self.run.records[next(iter(records.values()))]
         if record.dtype not in support.DTYPES:
             raise ReplayRefused(f"a tensor of dtype {comment_text(record.dtype)} cannot be made")
@@ -267,7 +271,7 @@ class Arguments:
         )
 
     def literal(self, value: Any) -> str:
-        """A recorded argument as source."""
+        """Returns the source of a recorded argument that is not a tensor."""
         if value is None or isinstance(value, (bool, int, float, str)):
             return number_text(value, exact=False) if isinstance(value, float) else repr(value)
         if isinstance(value, (list, tuple)):
@@ -289,7 +293,7 @@ def _has_slots(value: Any) -> bool:
 
 
 def _storages(aliases: Sequence[tuple[str, str]]) -> dict[str, str]:
-    """Input slots that share memory -> a name for it."""
+    """Returns input slot -> a name for the memory that it shares with other inputs."""
     owner: dict[str, str] = {}
 
     def root(slot: str) -> str:

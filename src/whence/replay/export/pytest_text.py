@@ -1,4 +1,6 @@
-"""Names, numbers and arguments of a run as source text: checked and quoted, since a run is data."""
+"""Converts names, numbers and arguments of a run to source text: checked and quoted, since a run is
+untrusted data.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,7 @@ _MEMORY_FORMATS = ("contiguous_format", "preserve_format", "channels_last", "cha
 
 
 def tagged_source(name: str, content: Any) -> str:
-    """Source of {"dtype": ...} and the like, "" for what is none."""
+    """Returns the source of a tagged value ({"dtype": ...} and similar), "" for any other value."""
     if name == "dtype" and content in support.DTYPES:
         return f"torch.{content}"
     if name == "device":
@@ -74,7 +76,7 @@ def origin_note(count: int, scopes: Mapping[str, int], source: str) -> str:
 
 
 def comment_text(text: Any) -> str:
-    """Text of a run that ends no comment and no docstring."""
+    """Returns text of a run that cannot end a comment or a docstring."""
     return "".join(c if c.isprintable() and c not in '"\\`' else "?" for c in str(text))[:160]
 
 
@@ -89,8 +91,8 @@ def number_text(value: float, *, exact: bool) -> str:
 
 
 def readable_range(low: float, high: float) -> tuple[float, float]:
-    """A range with six significant digits that lies in the one given: -0.99999999 must not become a
-    -1 whose log1p is infinite.
+    """Returns a range with six significant digits inside the given one: -0.99999999 must not become
+    -1, whose log1p is infinite.
     """
     least, greatest = _six(low, ROUND_CEILING), _six(high, ROUND_FLOOR)
     return (least, greatest) if least <= greatest else (low, high)

@@ -1,10 +1,10 @@
-"""A piece of a run as one file that shows its fault: operators in plain torch, their tensors beside
-it, and the three-way check.
+"""Writes a piece of a run as one file that shows its fault: operators in plain torch, their tensors
+beside it, and the three-way check.
 
-What comes from a run gets into the text in three forms only: names of operators and optimisers
-that passed the lists of `allowed_operators` and exist in torch, with names of their arguments;
-literals written by `literal`; and words in the docstring, of which nothing can leave it. The text
-is parsed again before it is returned.
+Data of a run enters the text in three forms only: names of operators and optimisers that passed the
+lists of `allowed_operators` and exist in torch, with names of their arguments; literals written by
+`literal`; and words in the docstring, which they cannot end. The text is parsed again before it is
+returned.
 """
 
 from __future__ import annotations
@@ -32,15 +32,18 @@ from whence.replay.validation import operator_name
 
 FILES = ("repro.py", "repro.safetensors")
 LIMITS = "\nRHO, RHO_16, Z, Z_16 = "
-"""In front of the limits of rounding, in every script."""
+"""Text that precedes the limits of rounding in every script."""
 
 
 @dataclass
 class Case:
-    """What a script shows. good: what the reference ran; bad: what the target ran, where that is another piece. equal: input of `bad`
-    -> input of `good` that is the same tensor. recorded: by place in the results, what the target recorded. default: the side that is
-    judged when none is asked for. differs: what `bad` does otherwise, in words. missing: why
-    this machine cannot run as the target did. title, story: docstring, the first line and the rest.
+    """What a script shows.
+
+    good: the piece that the reference ran. bad: the piece that the target ran, where it is another
+    one. equal: input of `bad` -> input of `good` that is the same tensor. recorded: place in the
+    results -> what the target recorded. default: the side that is judged when none is named.
+    differs: what `bad` does differently, in words. missing: why this machine cannot run it as the
+    target did. title, story: docstring, the first line and the rest.
     """
 
     good: Piece
@@ -57,7 +60,7 @@ class Case:
 
 
 def script(case: Case) -> tuple[str, dict[str, Any]]:
-    """(the text of repro.py, its tensors by name)."""
+    """Returns (the text of repro.py, its tensors by name)."""
     writer = _Writer(case)
     text = writer.text()
     tree = ast.parse(text)
@@ -126,7 +129,7 @@ class _Writer:
     # ---- operators
 
     def function(self, name: str, p: Piece, equal: Mapping[int, int]) -> str:
-        """A function of the tensors by name, as code."""
+        """Returns the source of a function that takes the tensors by name."""
         env: dict[int, str] = {}
         used_names: set[str] = set(self.tensors)
         preferred = argument_names(p)
@@ -155,7 +158,7 @@ class _Writer:
     # ---- running
 
     def runner(self, side: str, function: str, way: Way) -> str:
-        """The function that runs one side, as code."""
+        """Returns the source of the function that runs one side."""
         words = "as the target ran it" if side == "target" else "as the reference ran it"
         lines = [f"def as_{side}(tensors):", f'    """The operators {words}: {_how(way)}."""']
         lines += [f"    {line}" for line in _set_up(way)]
@@ -235,7 +238,9 @@ def _how(way: Way) -> str:
 
 
 def _set_up(way: Way) -> list[str]:
-    """Statements that put torch's switches where they were, from the few that are known here."""
+    """Returns statements that restore torch's switches, for the few switches that are
+    listed here.
+    """
     s, lines = way.settings, []
     if type(s.get("threads")) is int and 0 < s["threads"] <= 4096:
         lines.append(f"torch.set_num_threads({s['threads']})")
@@ -269,7 +274,7 @@ def _limits() -> str:
 
 
 def _plain(text: str) -> str:
-    """One line of printable text."""
+    """Returns the text as one printable line."""
     return "".join(c if c.isprintable() else " " for c in text)
 
 
@@ -289,8 +294,8 @@ def _quoted(text: str) -> str:
 
 # Operators as the body of a function in plain torch.
 #
-# What comes from a run gets in as names of operators and optimisers that are on the lists of what
-# is replayed and exist in torch, as names of their arguments, and as literals.
+# Data of a run enters as names of operators and optimisers that are on the lists of what may be
+# replayed and exist in torch, as names of their arguments, and as literals.
 
 WIDTH = 110
 _SIMPLE = re.compile(r"[a-z][a-z0-9_]{0,30}")
@@ -299,7 +304,7 @@ _TAKEN = ("aten", "torch", "recorded", "memory", _STEP_ALONE, _KEPT)
 
 
 def function_body(p: Piece, names: Mapping[int, str]) -> list[str]:
-    """The statements that run a piece and return its results. names: of its inputs."""
+    """Returns the statements that run a piece and return its results. names: of its inputs."""
     env = dict(names)
     body = _Body(p, env)
     lines = body.leaves()
@@ -313,8 +318,10 @@ def function_body(p: Piece, names: Mapping[int, str]) -> list[str]:
 
 
 class _Body:
-    """env: names of the tensors so far, by number. leaf_of: by number of a tensor that is
-    differentiated, the name of its leaf.
+    """Builds the statements of one piece.
+
+    env: number of a tensor -> its name so far. leaf_of: number of a differentiated tensor -> name
+    of its leaf.
     """
 
     def __init__(self, p: Piece, env: dict[int, str]) -> None:
@@ -324,7 +331,7 @@ class _Body:
         self.leaf_of: dict[int, str] = {}
 
     def leaves(self) -> list[str]:
-        """Statements that let autograd follow what is differentiated, one for each."""
+        """Returns statements that make autograd record the differentiated tensors, one for each."""
         lines, copies = [], []
         for n in self._piece.differentiated:
             name = self._env[n]
@@ -335,7 +342,7 @@ class _Body:
         return lines + copies
 
     def statements(self, step: Step) -> list[str]:
-        """One step as code; names its results."""
+        """Returns one step as source and names its results."""
         fresh = {n for n in step.results if n not in self._env}
         for n in step.results:
             if n in fresh and n not in self._env:
@@ -404,23 +411,25 @@ class _Body:
 
 
 def _list(parts: Sequence[str]) -> str:
-    """A list as code."""
+    """Returns a list as source."""
     return f"[{', '.join(parts)}]"
 
 
 def _keyword(name: str, text: str) -> str:
-    """A named argument as code."""
+    """Returns a named argument as source."""
     return f"**{{{name!r}: {text}}}" if keyword.iskeyword(name) else f"{name}={text}"
 
 
 def _returns_one(name: str) -> bool:
-    """Does this operator return a tensor, not several or a list?"""
+    """Whether this operator returns one tensor, not several or a list."""
     returns = overload(name)._schema.returns
     return len(returns) == 1 and not str(returns[0].type).startswith("List")
 
 
 def literal(value: Any) -> str:
-    """A plain value as code that gives it back. Raises ReplayRefused for anything else."""
+    """Returns a plain value as source that evaluates to it. Raises ReplayRefused for
+    anything else.
+    """
     if value is None or type(value) in (bool, int):
         return repr(value)
     if type(value) is float:
@@ -437,7 +446,9 @@ def literal(value: Any) -> str:
 
 
 def argument_names(p: Piece) -> dict[int, str]:
-    """A name for every input: of a parameter its own, else that of the first argument it is."""
+    """Returns a name for every input: a parameter keeps its own; any other input takes the name of
+    the first argument that it is passed to.
+    """
     slot_names = {n: slot.rpartition(".")[2] for n, slot in p.slots.items() if n in p.inputs}
     names = {
         n: name
@@ -460,8 +471,8 @@ def argument_names(p: Piece) -> dict[int, str]:
 
 
 def _named_arguments(step: Step) -> list[tuple[str, Any]]:
-    """The arguments of a step by name, those of a backward pass after what it is the backward of:
-    its gradients alone are named by it.
+    """Returns (name, value) of the arguments of a step; for a backward pass only its incoming
+    gradients.
     """
     if step.name == OPTIMIZER_STEP:
         _, parameter, gradient, names, state, _ = step.args

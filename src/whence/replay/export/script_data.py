@@ -1,4 +1,4 @@
-"""The tensors of a script, as a safetensors file that keeps their layout."""
+"""Stores the tensors of a script in a safetensors file that keeps their memory layout."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from whence.frameworks.torch_arrays import canonical
 
 
 def save(tensors: Mapping[str, Any]) -> bytes:
-    """Tensors in safetensors layout. One that is not contiguous lies as its memory, with its layout
-    beside; those that share memory share it.
+    """Returns the tensors as the bytes of a safetensors file. A non-contiguous tensor is stored as
+    its memory together with its layout; tensors that share memory share it in the file.
     """
     stored_tensors: dict[str, Any] = {}
     layouts: dict[str, Any] = {}

@@ -1,5 +1,5 @@
-"""What a program did on given inputs, operator by operator, with real tensors: the ground on which
-an operator is singled out.
+"""Traces a program on given inputs, operator by operator, with real tensors; `isolate` and scripts
+work on the trace.
 """
 
 from __future__ import annotations
@@ -23,15 +23,17 @@ _OWN: dict[str, Callable[..., list[Any]]] = {
 
 
 class Value(NamedTuple):
-    """A tensor of a trace, by number."""
+    """A tensor of a trace, identified by number."""
 
     number: int
 
 
 @dataclass
 class Step:
-    """One operator as it ran. args, kwargs: with `Value` for tensors. results: numbers of what it
-    computed. read_tensors: its operands, as they were then. place: its operation in the program.
+    """One operator as it ran.
+
+    args, kwargs: with `Value` for tensors. results: numbers of the tensors it computed.
+    read_tensors: its operands, as they were when it ran. place: its operation in the program.
     """
 
     name: str
@@ -43,24 +45,24 @@ class Step:
 
     @property
     def reads(self) -> list[int]:
-        """Numbers of the tensors it reads, each once, in order."""
+        """The numbers of the tensors that it reads, each once, in order."""
         return list(dict.fromkeys(numbers([*self.args, *self.kwargs.values()])))
 
     @property
     def is_own(self) -> bool:
-        """Is it an operation of whence's own, not an operator of torch?"""
+        """Whether it is one of whence's own operations, not an operator of torch."""
         return self.name in _OWN
 
     @property
     def title(self) -> str:
-        """What runs it in torch."""
+        """The name of the torch function that runs it."""
         if self.name == OPTIMIZER_STEP:
             return f"torch.optim.{self.args[0]}"
         return "torch.autograd.grad" if self.name == GRADIENTS else self.name
 
 
 def numbers(value: Any) -> Iterator[int]:
-    """Numbers of the values in arguments."""
+    """Returns the numbers of the `Value`s in arguments."""
     if isinstance(value, Value):
         yield value.number
     elif isinstance(value, (list, tuple)):
@@ -69,10 +71,11 @@ def numbers(value: Any) -> Iterator[int]:
 
 
 class Trace:
-    """A `Watch` that keeps everything. tensors: by number, as they are at the end. slots: number of
-    each input and parameter.
+    """A `Watch` that keeps every operator and tensor.
 
-    copies: keep what an operator reads as it was then, for a program that writes in place.
+    tensors: by number, in their final state. slots: slot of each input and parameter -> number.
+    copies: keep a copy of every operand as it was when it was read, for a program that writes in
+    place.
     """
 
     def __init__(self, *, copies: bool = False) -> None:
@@ -128,11 +131,10 @@ class Trace:
 
 @dataclass
 class Piece:
-    """Consecutive operators of a trace on their own. inputs: numbers of what they read from
-    outside, tensors beside them.
+    """Consecutive operators of a trace, to run alone.
 
-    results: what is judged, as numbers. slots: of inputs that are parameters of a module, their
-    names.
+    inputs: number -> tensor that they read from outside. results: numbers of the tensors that are
+    judged. slots: number -> name, for inputs that are parameters of a module.
     """
 
     steps: list[Step]
@@ -141,13 +143,13 @@ class Piece:
     slots: dict[int, str] = field(default_factory=dict)
 
     def run(self, inputs: Sequence[Any]) -> list[Any]:
-        """Results on these inputs, in the order of `inputs` and `results`; nothing given may be
-        needed afterwards.
+        """Returns the results on these inputs, in the order of `inputs` and `results`; the given
+        tensors may be overwritten.
         """
         env = dict(zip(self.inputs, inputs))
         leaves = {n: env[n].detach().requires_grad_() for n in self.differentiated}
         with torch.enable_grad() if leaves else contextlib.nullcontext():
-            # torch writes into no leaf
+            # torch refuses an in-place write to a leaf
             env |= {n: t.clone() for n, t in leaves.items()} if self.writes else leaves
             for step in self.steps:
                 args = _decoded(step.args, env)
@@ -160,25 +162,25 @@ class Piece:
 
     @property
     def differentiated(self) -> list[int]:
-        """Numbers of the inputs whose gradients it makes."""
+        """The numbers of the inputs whose gradients it computes."""
         wanted = [step.args[2] for step in self.steps if step.name == GRADIENTS]
         return list(dict.fromkeys(numbers(wanted)))
 
     @property
     def writes(self) -> bool:
-        """Does any of its operators write in place?"""
+        """Whether any of its operators writes in place."""
         return any(not s.is_own and overload(s.name)._schema.is_mutable for s in self.steps)
 
 
 def _decoded(value: Any, env: Mapping[int, Any]) -> Any:
-    """An argument, or several, with tensors in the place of values."""
+    """Returns an argument, or several, with each `Value` replaced by its tensor."""
     if isinstance(value, Value):
         return env[value.number]
     return [_decoded(v, env) for v in value] if isinstance(value, (list, tuple)) else value
 
 
 def overload(name: str) -> Any:
-    """The operator of a step, whose name came from a program that was checked when it was
+    """Returns the torch overload of a step's operator; its name was checked when the program was
     loaded.
     """
     namespace, base, over = name.split(".")
@@ -186,15 +188,15 @@ def overload(name: str) -> Any:
 
 
 def flat_results(out: Any) -> list[Any]:
-    """Tensors of a result in order."""
+    """Returns the tensors of a result in order."""
     if isinstance(out, torch.Tensor):
         return [out]
     return [t for item in out for t in flat_results(item)] if isinstance(out, (list, tuple)) else []
 
 
 def piece(trace: Trace, begin: int, end: int, results: Sequence[int] = ()) -> Piece:
-    """Operators [begin, end) alone. results: what is judged; () for what the last one made and what
-    is read after them.
+    """Returns operators [begin, end) as a piece. results: numbers of the tensors that are judged;
+    () for the results of the last operator and all that later operators read.
     """
     steps = trace.steps[begin:end]
     produced: set[int] = set()

@@ -1,4 +1,4 @@
-"""The execution mode of a run (eager, or compiled with backend and settings), and how to repeat
+"""The execution mode of a run (eager, or compiled with backend and settings), and how to reproduce
 it.
 """
 
@@ -16,7 +16,7 @@ from whence.frameworks.operator_names import words
 from whence.replay.export.trace import Piece, Value, overload
 
 _WORD = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_,.+-]{0,59}")
-# Names that say where something lies or what is started: never taken from a run.
+# Names that refer to a path or start a program: never taken from a run.
 _PLACES = words("""
     arch cache cmd command cutlass cxx debug dir dump file home hook hooks lib library libs log logs
     march metadata package path repro root save trace upload url worker
@@ -25,10 +25,10 @@ _PLACES = words("""
 
 @dataclass(frozen=True)
 class Way:
-    """How a run executes operators. backend: of torch.compile, "" for eager. inductor, dynamo:
-    settings by dotted name.
+    """How a run executes operators.
 
-    dynamic: as torch.compile takes it. device: where. settings: what the capture noted of torch.
+    backend: of torch.compile, "" for eager. inductor, dynamo: settings by dotted name. dynamic: as
+    in torch.compile. device: name of the torch device. settings: torch's settings as recorded.
     """
 
     backend: str = ""
@@ -40,17 +40,17 @@ class Way:
 
     @property
     def mode(self) -> str:
-        """Name of the torch context that gradients were handled in."""
+        """The name of the torch context for gradients: inference_mode, enable_grad or no_grad."""
         if self.settings.get("inference_mode") is True:
             return "inference_mode"
         return "enable_grad" if self.settings.get("grad") is True else "no_grad"
 
 
 def known_config(module: str, values: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
-    """(values that a script may set, names of the others) of a config module of torch.
+    """Returns (values that a script may set, names of the others) of a config module of torch.
 
-    A run is data: only names that exist, only numbers, switches and single words, and nothing that
-    names a place or a program.
+    A run is untrusted data: accepted are existing names with numbers, switches and single words,
+    except names that refer to a path or a program.
     """
     import importlib
 
@@ -72,13 +72,13 @@ def known_config(module: str, values: Mapping[str, Any]) -> tuple[dict[str, Any]
 
 
 def is_backend(name: str) -> bool:
-    """Is this a backend of torch.compile that exists here?"""
+    """Whether this is a backend of torch.compile that exists here."""
     return name in torch.compiler.list_backends(exclude_tags=())
 
 
 def run_as(way: Way, pieces: Sequence[Piece]) -> list[list[Any]]:
-    """Results of every piece on its own inputs, run as `way` says; compiled ones in one graph, each
-    with inputs of its own.
+    """Returns the results of every piece on its own inputs, run in the mode of `way`; compiled
+    pieces run in one graph, each with its own inputs.
     """
     inputs_of = [[t.detach().clone().to(way.device) for t in p.inputs.values()] for p in pieces]
     with getattr(torch, way.mode)():
@@ -96,7 +96,7 @@ def run_as(way: Way, pieces: Sequence[Piece]) -> list[list[Any]]:
 
 @contextlib.contextmanager
 def configured(way: Way) -> Iterator[None]:
-    """With the compiler's settings of this way."""
+    """Sets the compiler's settings of this mode for the duration of the context."""
     import torch._dynamo.config
     import torch._inductor.config
 
@@ -108,13 +108,15 @@ def configured(way: Way) -> Iterator[None]:
 
 
 def compile_together(way: Way, pieces: Sequence[Piece]) -> Any:
-    """One compiled function of the inputs of all pieces, in order; the results of all, in order."""
+    """Returns one compiled function from the inputs of all pieces, in order, to the results of all,
+    in order.
+    """
     torch._dynamo.reset()
     return torch.compile(as_graph(pieces), backend=way.backend, fullgraph=True, dynamic=way.dynamic)
 
 
 def as_graph(pieces: Sequence[Piece]) -> Any:
-    """An fx.GraphModule of pieces side by side."""
+    """Returns an fx.GraphModule with the pieces side by side."""
     graph = torch.fx.Graph()
     inputs = [
         [graph.placeholder(f"in{i}_{k}") for k in range(len(p.inputs))]

@@ -13,17 +13,17 @@ _GIVEN: dict[str, Callable[[Tensor, float, float], Tensor]] = {
     "ScaledTanh": lambda x, alpha, beta: (x * beta).tanh() * alpha,
     "Clip": lambda x, low, high: x.clamp(low, high),
 }
-"""Those whose two numbers are always said."""
+"""Activations whose two numbers are always given."""
 NAMES = {name.lower(): name for name in (*ACTIVATIONS, *_GIVEN)}
 
 
 def takes(name: str) -> int:
-    """How many numbers an activation takes."""
+    """Returns how many numbers an activation takes."""
     return 2 if name in _GIVEN else len(ACTIVATIONS[name].numbers) if name in ACTIVATIONS else 0
 
 
 def activated(w: Writer, x: Tensor, name: str, parameters: Sequence[float] = ()) -> Tensor:
-    """x through the activation of this name, "" for none."""
+    """Applies the activation of this name to x, "" for none."""
     if not name:
         return x
     if name in ACTIVATIONS:

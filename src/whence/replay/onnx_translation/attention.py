@@ -11,25 +11,27 @@ from whence.replay.program_writing import Tensor
 
 
 def heads(x: Tensor, shape: Sequence[int]) -> Tensor:
-    """(batch, token, head x channel) as (batch, head, token, channel). shape: (batch, token, heads,
-    channel).
+    """Reshapes (batch, token, head x channel) to (batch, head, token, channel). shape: (batch,
+    token, heads, channel).
     """
     return x.reshape(shape).permute([0, 2, 1, 3])
 
 
 def joined(x: Tensor, shape: Sequence[int]) -> Tensor:
-    """(batch, head, token, channel) as (batch, token, head x channel)."""
+    """Reshapes (batch, head, token, channel) to (batch, token, head x channel)."""
     batch, count, tokens, channels = shape
     return x.permute([0, 2, 1, 3]).reshape([batch, tokens, count * channels])
 
 
 def repeated(x: Tensor, times: int) -> Tensor:
-    """Heads of keys or values, each for so many heads of queries."""
+    """Repeats each head of keys or values for the `times` heads of queries that share it."""
     return x.repeat_interleave(times, 1) if times > 1 else x
 
 
 def distances(w: Writer, rows: int, columns: int, offset: int) -> Tensor:
-    """How far each key lies before each query, the first query at `offset`."""
+    """Returns how many positions each key lies before each query, (queries, keys); the first query
+    has position `offset`.
+    """
     queries = (w.counted(rows) + offset).reshape([rows, 1])
     return queries - w.counted(columns)
 
@@ -41,8 +43,8 @@ def attended(scores: Tensor, v: Tensor) -> Tensor:
 def rotated(
     w: Writer, x: Tensor, channels: int, turned: int, tables: tuple[Tensor, Tensor]
 ) -> Tensor:
-    """(batch, head, token, channel) with pairs of its first channels turned. tables: cosine and
-    sine, (batch, 1, token, turned / 2).
+    """Rotates pairs of the first channels of x, (batch, head, token, channel). tables: cosine and
+    sine, (batch, 1, token, rotated channels / 2).
     """
     cos, sin = tables
     head = x.part(3, 0, turned) if turned < channels else x
@@ -63,7 +65,9 @@ def rotated(
 
 
 def _rows(w: Writer, places: tuple[int, int], positions: Tensor) -> tuple[Tensor, Tensor]:
-    """Rows of the tables of cosines and sines, as (batch, 1, token, ...)."""
+    """Returns the rows of the cosine and sine tables at these positions, as (batch, 1,
+    token, ...).
+    """
     tables = []
     for place in places:
         row = w(place).index([positions.to("int64")])
@@ -140,7 +144,9 @@ def _attention(w: Writer) -> list[Tensor | None]:
 
 
 def _operands(w: Writer) -> tuple[Tensor, Tensor, Tensor, tuple[int, int, int, int], int, int]:
-    """(q, k, v, shape of q, heads of keys, channels of values), with a head axis."""
+    """Returns (q, k, v, shape of q, heads of keys, channels of values); q, k and v have a head
+    axis.
+    """
     if w.rank(0) == 4:
         batch, count, rows, channels = w.shape(0)
         shape = (batch, count, rows, channels)
@@ -156,7 +162,9 @@ def _operands(w: Writer) -> tuple[Tensor, Tensor, Tensor, tuple[int, int, int, i
 
 
 def _bias(w: Writer, batch: int, rows: int, columns: int, past: int) -> Tensor | None:
-    """What is added to the scores: the mask, and what queries may not look at."""
+    """Returns the summand of the scores: the mask, and -inf for keys that a query must not attend
+    to.
+    """
     allowed: list[Tensor] = []
     bias: Tensor | None = None
     if w.has(3):

@@ -18,7 +18,7 @@ def convolved(
     extents: Sequence[int],
     kernel: Sequence[int],
 ) -> Tensor:
-    """The convolution that a node says, of tensors with channels first."""
+    """Returns the convolution that the node's attributes describe; tensors have channels first."""
     if len(kernel) not in (1, 2, 3):
         raise w.refuse(f"over {len(kernel)} axes it is not known to whence")
     if list(w.integers("kernel_shape", list(kernel))) != list(kernel):
@@ -48,7 +48,7 @@ def _fused_conv(w: Writer) -> Tensor:
 
 
 def _channels_last(w: Writer) -> Tensor:
-    """Convolution of a tensor whose channels are its last axis."""
+    """Convolves a tensor whose channels are its last axis."""
     rank = w.rank(0)
     x = w(0).channels_first(rank)
     out = convolved(w, x, w(1), w.optional(2), w.shape(0)[1:-1], w.shape(1)[2:])
@@ -83,7 +83,9 @@ def _conv_transpose(w: Writer) -> Tensor:
 def _transposed_pads(
     w: Writer, full: Sequence[int], extents: Sequence[int], strides: Sequence[int]
 ) -> tuple[list[int], list[int]]:
-    """What is cut off at both ends. full: extents of the whole result."""
+    """Returns how many elements are cut off at the beginning and at the end of each axis. full:
+    extents of the whole result.
+    """
     count = len(full)
     auto = w.text("auto_pad", "NOTSET")
     wanted = w.attribute("output_shape", None)

@@ -15,19 +15,19 @@ CODES = {
     15: "complex128", 16: "bfloat16", 17: "float8_e4m3fn", 18: "float8_e4m3fnuz",
     19: "float8_e5m2", 20: "float8_e5m2fnuz",
 }  # fmt: skip
-"""TensorProto.DataType of the format."""
+"""TensorProto.DataType of ONNX -> dtype."""
 _EIGHT_BITS = ("float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz")
 
 
 def stored(w: Writer, code: int) -> str:
-    """The dtype that a number of the format names."""
+    """Returns the dtype of a TensorProto.DataType number."""
     if code not in CODES:
         raise w.refuse(f"element type {code} of the format is not known to whence")
     return CODES[code]
 
 
 def pair(w: Writer) -> tuple[Tensor, Tensor]:
-    """Both operands, broadcast as opsets before 7 asked for it."""
+    """Returns both operands, the second reshaped as opsets before 7 broadcast it."""
     a, b = w(0), w(1)
     if w.opset >= 7 or w.node.domain not in ("", "ai.onnx") or not w.whole("broadcast", 0):
         return a, b
@@ -91,7 +91,7 @@ def _is_infinite(w: Writer) -> Tensor:
 
 
 def softplus(x: Tensor) -> Tensor:
-    """log(1 + exp(x)), for large x too."""
+    """Computes log(1 + exp(x)), also for large x."""
     tail = (-x.abs()).exp().log1p()
     return x.relu() + tail
 
@@ -131,7 +131,7 @@ def _clip(w: Writer) -> Tensor:
 
 
 def to_dtype(w: Writer, value: Tensor, source: str, dtype: str, saturate: bool = True) -> Tensor:
-    """A cast as ONNX defines it, which saturates floats of eight bits."""
+    """Casts as ONNX defines it: floats of eight bits saturate."""
     if source == dtype:
         return value.clone()
     if dtype in UNSIGNED:
@@ -179,8 +179,8 @@ def _dropout(w: Writer) -> list[Tensor | None]:
 
 @dataclass(frozen=True, slots=True)
 class Activation:
-    """A function of each element. numbers: what else it takes, by attribute, with what that is
-    where a node does not say it.
+    """A function of each element. numbers: attribute -> its default, for the numbers that the
+    function takes.
     """
 
     of: Callable[..., Tensor]
@@ -208,7 +208,7 @@ ACTIVATIONS: dict[str, Activation] = {
     "ThresholdedRelu": Activation(lambda x, alpha: x.threshold(alpha, 0), {"alpha": 1.0}),
     "HardSigmoid": Activation(hard_sigmoid, {"alpha": 0.2, "beta": 0.5}),
 }
-"""Those that other operators name too."""
+"""Activations that other operators also refer to by name."""
 KNOWN: dict[str, Writes] = {
     **ACTIVATIONS,
     "Celu": Activation(lambda x, alpha: x.celu(alpha), {"alpha": 1.0}),

@@ -18,7 +18,7 @@ from whence.replay.program_writing import Tensor
 
 
 def _filtered(w: Writer, place: int, sizes: tuple[int, int, int]) -> Tensor:
-    """What a mask of keys adds to the scores. sizes: (batch, queries, keys)."""
+    """Returns the summand of the scores for a mask of keys. sizes: (batch, queries, keys)."""
     batch, rows, columns = sizes
     shape, filled = w.operand(place).shape, w.number("mask_filter_value", -10000.0)
     mask, keys = (w(place).to("int64"), w.counted(columns))
@@ -67,8 +67,8 @@ def _coded_attention(w: Writer) -> list[Tensor | None]:
 
 
 def _projected(w: Writer, x: Tensor, mask: int, past: int, bias: int) -> list[Tensor | None]:
-    """Attention of queries, keys and values that lie side by side. mask, past, bias: places of
-    inputs.
+    """Computes attention from queries, keys and values that are concatenated along the last axis of
+    x. mask, past, bias: places of inputs.
     """
     if w.whole("do_rotary", 0) or w.whole("past_present_share_buffer", 0):
         raise w.refuse("rotary or with a shared buffer it is not known to whence")
@@ -95,7 +95,9 @@ def _projected(w: Writer, x: Tensor, mask: int, past: int, bias: int) -> list[Te
 def _masked(
     w: Writer, scores: Tensor, places: tuple[int, int], sizes: tuple[int, int, int], past: int
 ) -> Tensor:
-    """Scores with the mask and the bias at these places, and without later keys."""
+    """Returns scores plus the mask and bias at these places; if the node is unidirectional, later
+    keys become -inf.
+    """
     mask, bias = places
     if w.has(mask):
         scores = scores + _filtered(w, mask, sizes)

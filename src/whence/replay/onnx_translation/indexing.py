@@ -11,13 +11,15 @@ _REDUCED = {"add": "sum", "mul": "prod", "max": "amax", "min": "amin"}
 
 
 def _counted_from_start(w: Writer, axis: int) -> Tensor:
-    """Numbers along an axis of the first input, of which negative ones count from the end."""
+    """Returns the indices along an axis of the first input, with negative ones converted to
+    non-negative.
+    """
     extent = w.extent(0, axis)
     return w(1).to("int64") % extent if extent else w(1)
 
 
 def gathered(data: Tensor, axis: int, indices: Tensor) -> Tensor:
-    """The elements of an axis at these numbers, in the shape of the numbers."""
+    """Returns the elements of an axis at these indices, in the shape of the indices."""
     return data.index([*[None] * axis, indices.to("int64")])
 
 
@@ -31,7 +33,9 @@ def _gather_elements(w: Writer) -> Tensor:
 
 
 def _columns(w: Writer, count: int) -> list[Tensor]:
-    """The numbers along each axis that the last axis of the indices holds."""
+    """Returns the indices along each of `count` axes, which the last axis of the second input
+    holds.
+    """
     indices = w(1).to("int64")
     return [indices.select(-1, i) for i in range(count)]
 
@@ -111,7 +115,7 @@ def _limits(w: Writer) -> tuple[list[int], list[int], list[int], list[int]]:
 
 
 def _range(start: int, end: int, step: int, extent: int) -> range:
-    """What a slice picks: backwards, it begins at the first element at least."""
+    """Returns the indices that a slice selects, with start and end clipped to the axis."""
     first, last = (n + extent if n < 0 else n for n in (start, end))
     if step > 0:
         return range(min(max(first, 0), extent), min(max(last, 0), extent), step)

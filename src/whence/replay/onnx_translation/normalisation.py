@@ -17,14 +17,14 @@ def mean_of_squares(x: Tensor, axes: Sequence[int]) -> Tensor:
 
 
 def widened(x: Tensor, dtype: str) -> Tensor:
-    """A half-precision value in float32, as the specification computes norms."""
+    """Converts a half-precision value to float32, in which the specification computes norms."""
     return x.to("float32") if dtypes.is_half(dtype) else x
 
 
 def layer_norm(
     w: Writer, x: Tensor, dtype: str, over: Sequence[int], scale: Tensor | None, bias: Tensor | None
 ) -> list[Tensor]:
-    """Norm, mean, and inverse deviation. over: extents of the last axes."""
+    """Returns norm, mean and inverse standard deviation. over: extents of the last axes."""
     epsilon = w.number("epsilon", 1e-5)
     wide = widened(x, dtype)
     found = w.several("native_layer_norm.default", 3, wide, list(over), None, None, epsilon)
@@ -36,7 +36,7 @@ def layer_norm(
 def rms_norm(
     w: Writer, x: Tensor, dtype: str, axes: Sequence[int], scale: Tensor | None
 ) -> list[Tensor]:
-    """Norm and inverse root mean square, step by step."""
+    """Returns norm and inverse root mean square, computed step by step."""
     wide = widened(x, dtype)
     mean = mean_of_squares(wide, axes) + w.number("epsilon", 1e-5)
     inverse = mean.rsqrt()
@@ -80,7 +80,9 @@ def _instance_norm(w: Writer) -> Tensor:
 def _standardised(
     w: Writer, x: Tensor, axes: list[int], scale: Tensor, bias: Tensor, shape: Sequence[int]
 ) -> Tensor:
-    """(x - mean) / sqrt(variance + epsilon) over these axes, scaled and shifted by channel."""
+    """Returns (x - mean) / sqrt(variance + epsilon) over these axes, scaled and shifted
+    by channel.
+    """
     centred = x - x.mean(axes, True)
     variance = mean_of_squares(centred, axes) + w.number("epsilon", 1e-5)
     out = centred * variance.rsqrt()
@@ -135,7 +137,9 @@ def _hardmax(x: Tensor, axis: int) -> Tensor:
 
 
 def _along(function: str) -> Writes:
-    """Softmax and its like: since opset 13 along one axis, before over all axes from one on."""
+    """Softmax and its like: along one axis since opset 13, before that over all axes from `axis`
+    on.
+    """
 
     def write(w: Writer) -> Tensor:
         def applied(x: Tensor, axis: int) -> Tensor:

@@ -13,7 +13,9 @@ from whence.replay.program_writing import Tensor
 
 
 def _ends(w: Writer, window: Windows, extents: Sequence[int], sizes: Sequence[int]) -> list[int]:
-    """How far behind the last element the windows reach, by axis. made: extents of the result."""
+    """Returns how far the windows reach beyond the last element, by axis. sizes: extents of the
+    result.
+    """
     if tuple(sizes) != window.counts(extents):
         raise w.refuse(f"it made {tuple(sizes)} windows, and says {window.counts(extents)}")
     return [
@@ -33,7 +35,9 @@ def pooled_max(
     *,
     indices: bool = False,
 ) -> list[Tensor | None]:
-    """The largest element of each window and, if wanted, its number among all elements."""
+    """Returns the largest element of each window and, if wanted, its index in the
+    flattened input.
+    """
     window = windows(w, extents)
     ends = _ends(w, window, extents, sizes)
     kind = dtypes.named(dtype)
@@ -65,7 +69,7 @@ def _numbers(
     w: Writer, index: Tensor, window: Windows, ends: Sequence[int], extents: Sequence[int],
     sizes: Sequence[int],
 ) -> Tensor:  # fmt: skip
-    """Numbers in a padded plane as numbers among all elements of the tensor."""
+    """Converts indices in a padded plane to indices in the flattened tensor."""
     spans = [n + a + b for n, a, b in zip(extents, window.before, ends)]
     columns = w.whole("storage_order", 0)
     number: Tensor | None = None
@@ -98,10 +102,10 @@ def _channels_last_max(w: Writer) -> Tensor:
 
 
 def summed(x: Tensor, found: Windows, ends: Sequence[int], filled: float = 0) -> Tensor:
-    """The sum of each window. x: (batch, channel, *), of floats."""
+    """Returns the sum of each window. x: (batch, channel, *), floating."""
     x = x.padded(found.before, ends, filled)
     for axis, (k, s, d) in enumerate(zip(found.kernel, found.strides, found.dilations), 2):
-        # Every d-th of so many neighbours, begun at every s-th element.
+        # Windows start at every s-th element and take every d-th neighbour.
         spanned = x.unfold(axis, (k - 1) * d + 1, s)
         x = spanned.part(-1, 0, (k - 1) * d + 1, d).sum([-1])
     return x
@@ -110,7 +114,7 @@ def summed(x: Tensor, found: Windows, ends: Sequence[int], filled: float = 0) ->
 def pooled_mean(
     w: Writer, x: Tensor, dtype: str, extents: Sequence[int], sizes: Sequence[int]
 ) -> Tensor:
-    """The mean of each window."""
+    """Returns the mean of each window."""
     window = windows(w, extents)
     ends = _ends(w, window, extents, sizes)
     total = summed(x, window, ends)

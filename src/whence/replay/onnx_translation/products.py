@@ -12,7 +12,7 @@ def _matmul(w: Writer) -> Tensor:
 
 
 def swapped(value: Tensor, swap: int) -> Tensor:
-    """The last two axes exchanged."""
+    """Exchanges the last two axes."""
     return value.transpose(-2, -1) if swap else value
 
 

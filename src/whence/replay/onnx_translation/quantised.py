@@ -18,8 +18,8 @@ _LIMITS = {
 
 
 def laid_out(w: Writer, place: int, data: int, axis: int) -> Tensor:
-    """A scale or zero point beside a tensor of codes: one for all, for each element of an axis, or
-    for each block of them.
+    """Reshapes a scale or zero point to broadcast over a tensor of codes: one for all elements, one
+    for each index of an axis, or one for each block along it.
     """
     value, shape = w(place), w.operand(place).shape
     if all(n == 1 for n in shape):
@@ -36,7 +36,9 @@ def laid_out(w: Writer, place: int, data: int, axis: int) -> Tensor:
 
 
 def codes(w: Writer, x: Tensor, scale: Tensor, zero: Tensor | None, dtype: str) -> Tensor:
-    """x as codes: divided, rounded to even, shifted and limited."""
+    """Encodes x: divided by the scale, rounded half to even, shifted by the zero point
+    and clipped.
+    """
     if dtype not in _LIMITS:
         raise w.refuse(f"codes of type {dtype[:40]} are not known to whence")
     rounded = (x / scale).round()
@@ -48,13 +50,13 @@ def codes(w: Writer, x: Tensor, scale: Tensor, zero: Tensor | None, dtype: str) 
 
 
 def shifted(x: Tensor, zero: Tensor | None, dtype: str = "int32") -> Tensor:
-    """Codes less their zero point."""
+    """Returns the codes minus their zero point."""
     x = x.to(dtype)
     return x - zero.to(dtype) if zero is not None else x
 
 
 def numbers(x: Tensor, scale: Tensor, zero: Tensor | None, dtype: str) -> Tensor:
-    """The numbers that codes stand for."""
+    """Returns the values that codes represent."""
     return shifted(x, zero).to(dtype) * scale
 
 
@@ -95,8 +97,8 @@ def _dequantize(w: Writer) -> Tensor:
 
 
 def dynamic(w: Writer, x: Tensor) -> list[Tensor]:
-    """Codes of eight bits with the scale and zero point that fit the elements: [codes, scale, zero
-    point]. A range of nothing has the scale 1.
+    """Encodes x in eight bits with a scale and zero point from its range: [codes, scale, zero
+    point]. An empty range has scale 1.
     """
     low = x.min().clamp(None, 0)
     high = x.max().clamp(0)
@@ -108,7 +110,7 @@ def dynamic(w: Writer, x: Tensor) -> list[Tensor]:
 
 
 def along_columns(w: Writer, place: int, rank: int) -> Tensor:
-    """A scale or zero point of the second factor: one, or one for each column."""
+    """Returns a scale or zero point of the second factor: one, or one for each column."""
     shape = w.operand(place).shape
     if all(n == 1 for n in shape):
         return w(place).reshape([])
@@ -118,18 +120,18 @@ def along_columns(w: Writer, place: int, rank: int) -> Tensor:
 
 
 def along_rows(w: Writer, place: int, rank: int) -> Tensor:
-    """A scale or zero point of the first factor: one, or one for each row."""
+    """Returns a scale or zero point of the first factor: one, or one for each row."""
     value, shape = along_columns(w, place, rank), w.operand(place).shape
     return value.reshape([-1, 1]) if len(shape) == 1 and shape != (1,) else value
 
 
 def product(a: Tensor, a_zero: Tensor | None, b: Tensor, b_zero: Tensor | None) -> Tensor:
-    """The product of two matrices of codes, exact, in float64."""
+    """Returns the product of two matrices of codes, exact, in float64."""
     return shifted(a, a_zero, "float64") @ shifted(b, b_zero, "float64")
 
 
 def coded_product(w: Writer, x: Tensor, weight: Tensor, scale: Tensor, zero: Tensor) -> Tensor:
-    """The product of numbers, which become codes first, with weights that are codes."""
+    """Multiplies floating x, which is quantised first, with quantised weights."""
     own, own_scale, own_zero = dynamic(w, x)
     total = product(own, own_zero, weight, zero)
     return total.to("float32") * (own_scale * scale)
@@ -152,7 +154,9 @@ def _qlinear_matmul(w: Writer) -> Tensor:
 def _integer_convolution(
     w: Writer, x: tuple[int, int], weight: tuple[int, int], bias: Tensor | None, last: bool = False
 ) -> Tensor:
-    """The convolution of codes, exact, in float64. x, weight: places of codes and zero point."""
+    """Returns the convolution of codes, exact, in float64. x, weight: places of codes and zero
+    point.
+    """
     x_zero = w(x[1]).reshape([]) if w.has(x[1]) else None
     weight_zero = laid_out(w, weight[1], weight[0], 0) if w.has(weight[1]) else None
     rank = w.rank(x[0])

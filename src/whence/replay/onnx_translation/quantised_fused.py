@@ -17,7 +17,7 @@ from whence.replay.program_writing import Tensor
 
 
 def _one(w: Writer, place: int) -> Tensor:
-    """A scale or zero point for all elements."""
+    """Returns a scale or zero point that all elements share, as a scalar."""
     if any(n != 1 for n in w.operand(place).shape):
         raise w.refuse("several scales are not known to whence")
     return w(place).reshape([])
@@ -28,12 +28,14 @@ def _zero(w: Writer, place: int) -> Tensor | None:
 
 
 def _read(w: Writer, place: int) -> Tensor:
-    """The numbers of codes with their scale and zero point behind them."""
+    """Returns the values of the codes at this place, whose scale and zero point are the next two
+    inputs.
+    """
     return numbers(w(place), _one(w, place + 1), _zero(w, place + 2), "float32")
 
 
 def _made(w: Writer, x: Tensor, place: int, dtype: str) -> Tensor:
-    """Codes with the scale at this place and the zero point behind it."""
+    """Encodes x with the scale at this place and the zero point at the next."""
     return codes(w, x, _one(w, place), _zero(w, place + 1), dtype)
 
 
@@ -105,7 +107,7 @@ def _dynamic_product(w: Writer) -> Tensor:
 
 
 def _unpacked(w: Writer, packed: Tensor, bits: int, shape: list[int]) -> Tensor:
-    """Codes that lie side by side in bytes, the lowest bits first, along the last axis."""
+    """Unpacks codes of `bits` bits from bytes, lowest bits first, along the last axis."""
     if bits == 8:
         return packed.reshape(shape)
     mask = (1 << bits) - 1

@@ -16,9 +16,10 @@ _MOST = 18_000  # operations, of the 20,000 that a program may have
 
 @dataclass(slots=True)
 class _Cell:
-    """One direction of a layer. functions: (name, parameters) of its activations. products: of all
-    steps with the weights of the input. factors: scale and zero point of recurrent weights that are
-    codes.
+    """One direction of a layer.
+
+    functions: (name, parameters) of its activations. products: input of all steps times the input
+    weights. factors: scale and zero point of quantised recurrent weights.
     """
 
     w: Writer
@@ -32,7 +33,7 @@ class _Cell:
     factors: tuple[Tensor, Tensor] | None = None
 
     def gate(self, value: Tensor, place: int) -> Tensor:
-        """The part of a gate, along the last axis."""
+        """Returns the part of one gate, along the last axis."""
         return value.part(-1, place * self.hidden, (place + 1) * self.hidden)
 
     def clipped(self, value: Tensor) -> Tensor:
@@ -44,13 +45,13 @@ class _Cell:
         return activated(self.w, self.clipped(value), name, parameters)
 
     def recurred(self, h: Tensor) -> Tensor:
-        """What the state adds to all gates."""
+        """Returns the contribution of the state to all gates."""
         if self.factors is None:
             return h @ self.recurrent
         return coded_product(self.w, h, self.recurrent, *self.factors)
 
     def driven(self, step: int) -> Tensor:
-        """What the input of one step adds to all gates."""
+        """Returns the contribution of one step's input to all gates."""
         return self.products.select(0, step)
 
 
@@ -106,8 +107,8 @@ def _gated(cell: _Cell, step: int, state: list[Tensor]) -> list[Tensor]:
 
 
 def _functions(w: Writer, defaults: Sequence[str], count: int) -> list[tuple[str, list[float]]]:
-    """(name, parameters) of all activations; parameters are taken in order by those that have
-    some.
+    """Returns (name, parameters) of all activations; those that take parameters consume them in
+    order.
     """
     names = w.attribute("activations", None) or list(defaults) * count
     if len(names) != len(defaults) * count:
@@ -147,7 +148,9 @@ def _recurrence(kind: Any, gates: int, states: int, defaults: Sequence[str]) -> 
 def _cell(
     w: Writer, d: int, x: Tensor, functions: list[tuple[str, list[float]]], sizes: tuple[int, int]
 ) -> _Cell:
-    """Of weights that are codes, inputs and states become codes as they come."""
+    """Returns the cell of direction d. For quantised weights, inputs and states are quantised at
+    run time.
+    """
 
     def own(place: int) -> Tensor:
         return w(place).select(0, d)
@@ -183,7 +186,7 @@ def _initial(w: Writer, d: int, state: int, batch: int, hidden: int) -> Tensor:
 def _run(
     w: Writer, cell: _Cell, kind: Any, state: list[Tensor], order: tuple[int, bool]
 ) -> tuple[Tensor, list[Tensor]]:
-    """(the hidden states of all steps, the last states)"""
+    """Returns (the hidden states of all steps, the last states)."""
     steps, backwards = order
     rows: list[Tensor] = []
     lengths = w(4).reshape([-1, 1]) if w.has(4) else None

@@ -13,7 +13,9 @@ _AXES_ARE_AN_INPUT = {"ReduceSum": 13}  # of the others since opset 18
 
 
 def _axes(w: Writer) -> list[int]:
-    """The axes that are reduced; none of an operator that then does nothing but its elements."""
+    """Returns the axes that are reduced; [] when the node has none and its attribute makes it a
+    no-op on empty axes.
+    """
     rank = w.rank(0)
     since = _AXES_ARE_AN_INPUT.get(w.node.op_type, 18)
     axes = w.listed(1, "axes", since=since)
@@ -23,7 +25,7 @@ def _axes(w: Writer) -> list[int]:
 
 
 def _exact(w: Writer) -> dict[str, Any]:
-    """What keeps sums of integers in their dtype."""
+    """Returns the keyword that keeps sums of integers in their dtype."""
     return {} if w.is_float(0) else {"dtype": w.dtype(0)}
 
 
@@ -86,7 +88,7 @@ def _reduced(function: Callable[[Writer, list[int], bool], Tensor]) -> Writes:
 def _sum(
     of: Callable[[Tensor], Tensor], then: Callable[[Writer, Tensor], Tensor] | None = None
 ) -> Writes:
-    """The sum of a function of each element, and a function of the sum."""
+    """Writes then(sum of of(x)): a function of the sum of a function of each element."""
 
     def reduced(w: Writer, axes: list[int], keep: bool) -> Tensor:
         total = _total(w, of(w(0)), axes, keep)
@@ -96,7 +98,9 @@ def _sum(
 
 
 def _place(name: str) -> Writes:
-    """The number of the largest or smallest element, the first or the last of equal ones."""
+    """Returns the index of the largest or smallest element; of equal ones, the first or
+    the last.
+    """
 
     def write(w: Writer) -> Tensor:
         axis = w.axis(w.whole("axis", 0), w.rank(0))

@@ -18,7 +18,7 @@ _MODES = ("nearest", "linear", "cubic")
 
 @dataclass(frozen=True, slots=True)
 class _Axis:
-    """One axis that is resized. scale: of its extents."""
+    """One axis that is resized. scale: output extent / input extent."""
 
     axis: int
     extent: int
@@ -28,8 +28,8 @@ class _Axis:
 
 @dataclass(frozen=True, slots=True)
 class _Coordinates:
-    """Where in the input the elements of the output lie: as the program computes it, and as numbers
-    in float32 and float64.
+    """Input coordinates of the output elements along one axis: as computed by the program
+    (`value`), and as numbers in float32 (`coarse`) and float64 (`fine`).
     """
 
     value: Tensor
@@ -38,7 +38,9 @@ class _Coordinates:
 
 
 def _coordinates(w: Writer, mode: str, a: _Axis, dtype: str) -> _Coordinates:
-    """dtype: in which the program computes them."""
+    """Returns the input coordinates of the output elements. dtype: in which the program computes
+    them.
+    """
     factor, shift = _line(w, mode, a)
     begin = 0.5 if mode in _FROM_CENTRES and factor != 0 else 0.0
     value = w.counted(a.made).to(dtype) + begin
@@ -56,7 +58,9 @@ def _coordinates(w: Writer, mode: str, a: _Axis, dtype: str) -> _Coordinates:
 
 
 def _line(w: Writer, mode: str, a: _Axis) -> tuple[float, float]:
-    """(factor, shift) of the coordinates; a negative factor divides."""
+    """Returns (factor, shift) of the linear map to coordinates; a negative factor means division by
+    its magnitude.
+    """
     single = a.made <= 1
     if mode == "asymmetric":
         return -a.scale, 0.0
@@ -90,8 +94,8 @@ _ROUNDED: dict[str, Callable[[Any], Any]] = {
 
 
 def _rounded(w: Writer, x: _Coordinates, how: str) -> Tensor:
-    """Coordinates as numbers of elements. Refuses where float32 and float64 would round to other
-    ones.
+    """Rounds coordinates to indices. Raises ReplayRefused where rounding errors decide which index
+    is nearest.
     """
     if how not in _ROUNDED:
         raise w.refuse(f"nearest_mode {how[:40]} is not known to whence")
@@ -113,7 +117,9 @@ def _picked(value: Tensor, a: _Axis, places: Tensor) -> Tensor:
 
 
 def _taps(w: Writer, kind: str, x: Tensor) -> tuple[Tensor, list[tuple[int, Tensor]]]:
-    """(element before each coordinate, (steps from it, weight) of each neighbour)"""
+    """Returns (index of the element before each coordinate, (offset from it, weight) of each
+    neighbour).
+    """
     low = x.floor()
     t = x - low
     if kind == "linear":
@@ -140,7 +146,7 @@ def _taps(w: Writer, kind: str, x: Tensor) -> tuple[Tensor, list[tuple[int, Tens
 
 
 def _blended(w: Writer, value: Tensor, a: _Axis, x: Tensor, kind: str, rank: int) -> Tensor:
-    """The sum of neighbours along one axis, weighted."""
+    """Returns the weighted sum of neighbours along one axis."""
     exclude = w.whole("exclude_outside", 0)
     if kind == "linear":
         x = x.clamp(0, a.extent - 1)
@@ -188,7 +194,7 @@ def _as(w: Writer, x: Tensor, dtype: str) -> Tensor:
 
 
 def _sizes(w: Writer) -> list[_Axis]:
-    """The axes that a Resize says, with their scales."""
+    """Returns the axes that a Resize changes, with their scales."""
     rank = w.rank(0)
     axes = [w.axis(a, rank) for a in w.integers("axes", list(range(rank)))]
     places = (1, 1, 1) if w.opset < 11 else (1, 2, 3)
@@ -215,7 +221,7 @@ def _sizes(w: Writer) -> list[_Axis]:
 
 
 def _asymmetric(w: Writer, axes: Sequence[_Axis], kind: str) -> Tensor:
-    """As opsets before 11 resize."""
+    """Resizes as opsets before 11 do."""
     if kind == "nearest" and any(a.scale < 1 for a in axes):
         raise w.refuse("before opset 11 it is open which elements it leaves out")
     return _resized(w, axes, kind, "asymmetric", "floor")
@@ -244,7 +250,7 @@ def _upsample(w: Writer) -> Tensor:
 
 
 def _blocked_upsample(w: Writer) -> Tensor:
-    """Upsample of blocks of channels, by whole numbers."""
+    """Upsamples blocks of channels by integer factors."""
     axes = [
         _Axis(i, n, n * scale, float(scale))
         for i, (n, scale) in enumerate(zip(w.shape(0), w.integers("scales"), strict=True))

@@ -119,7 +119,9 @@ def _space_to_depth(w: Writer) -> Tensor:
 
 
 def _extents(w: Writer, axes: Sequence[int]) -> list[Any]:
-    """Extents as the program reads them off its input, numbers where that is a parameter."""
+    """Returns extents as operands that the program reads off its input; as numbers for
+    a parameter.
+    """
     read = w.raw(0).operand
     if "in" in read:
         return [{"dim": [read["in"], axis]} for axis in axes]
@@ -151,7 +153,7 @@ def _constant_of_shape(w: Writer) -> Tensor:
 
 
 def full(w: Writer, shape: Sequence[int], filled: Any) -> Tensor:
-    """A tensor full of one element of an array."""
+    """Returns a tensor filled with the one element of an array."""
     dtype = dtypes.of(filled).name
     number = filled.tolist()[0]
     dtype = "int64" if dtype in ("uint16", "uint32") else dtype
@@ -161,7 +163,7 @@ def full(w: Writer, shape: Sequence[int], filled: Any) -> Tensor:
 
 
 def _constant(w: Writer) -> Tensor:
-    """A few numbers that an attribute holds."""
+    """Returns the few numbers of an attribute as a tensor."""
     attributes = w.node.attributes
     if isinstance(attributes.get("value"), np.ndarray):
         array = attributes["value"]
@@ -210,7 +212,7 @@ def _trilu(w: Writer) -> Tensor:
 
 
 def _pads(w: Writer) -> tuple[list[int], list[int]]:
-    """What lies before and behind each axis."""
+    """Returns the pads before and behind each axis."""
     rank = w.rank(0)
     if w.opset < 2:
         pads = w.integers("paddings")
@@ -247,7 +249,7 @@ def _pad(w: Writer) -> Tensor:
 
 
 def _mirrored(w: Writer, mode: str, extent: int, first: int, last: int) -> Tensor:
-    """Which element of an axis each element of the padded axis is."""
+    """Returns, for each element of the padded axis, the index of its source element."""
     if not extent:
         raise w.refuse("an empty axis")
     places = w.do("arange.start_step", -first, extent + last, 1, dtype="int64")
@@ -279,8 +281,8 @@ def _center_crop_pad(w: Writer) -> Tensor:
 
 
 def _reordered(w: Writer) -> Tensor:
-    """A change of layout in memory: of tensors that are shown with channels first, none, but where
-    the other side has its channels last.
+    """Copies the tensor for a change of memory layout; axes move only where one side has channels
+    last.
     """
     rank = w.rank(0)
     if not w.whole("channels_last", 0):

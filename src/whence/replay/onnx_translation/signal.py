@@ -54,7 +54,7 @@ def _short_time(w: Writer) -> Tensor:
 
 
 def _window(factors: tuple[float, ...]) -> Writes:
-    """The sum of cosines of multiples of an angle that goes round once."""
+    """Returns a sum of cosines at multiples of the angle 2 pi n / steps, weighted by `factors`."""
 
     def write(w: Writer) -> Tensor:
         size = int(w.number_of(0))

@@ -1,10 +1,11 @@
-"""Nodes of ONNX graphs as programs of aten operators, so that a call of an engine that runs such a
-graph can be replayed like any other.
+"""Translates nodes of ONNX graphs to programs of aten operators, so that a call of an engine that
+runs such a graph can be replayed like any other.
 
-Read from the node's type, opset, attributes and operands alone; neither onnx nor an engine is
-needed. Semantics: the specification of ONNX operators and of ONNX Runtime's own; a fused operator
-is written out. Elements of inputs that say what an operator does (the axes of a reduction, the
-shape of a Reshape) are read by the program: it serves only these.
+The translation reads the node's type, opset, attributes and operands alone; neither onnx nor an
+engine is needed. Semantics: the specification of ONNX operators and of ONNX Runtime's own; a fused
+operator is written out. Some inputs decide what an operator does (the axes of a reduction, the
+shape of a Reshape): the program compares their elements with the recorded ones and serves only
+these.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ from whence.replay.onnx_translation.writer import UNSIGNED, Node, Writer, Writes
 from whence.replay.program_writing import Tensor
 
 TRANSLATED = mark(Mark.TRANSLATED, "ONNX")
-"""The note of a program that was not recorded but made of what the node says."""
+"""The note of a program that was not recorded but translated from the node's description."""
 
 _MODULES = (
     elementwise, shape, indexing, products, convolution, pooling, normalisation, reductions,
@@ -73,12 +74,14 @@ _REFUSED = {
 
 
 def known() -> tuple[str, ...]:
-    """Operators whose calls can be replayed, with their domain where that is not ONNX's own."""
+    """Returns the operators whose calls can be replayed, with their domain unless it is
+    ONNX's own.
+    """
     return tuple(sorted(_KNOWN))
 
 
 def families() -> list[tuple[str, tuple[str, ...]]]:
-    """(what its operators do, its operators) of each file of operators."""
+    """Returns (description, operators) of each module of operators."""
     first = [str(module.__doc__).split(". ")[0].split("\n\n")[0] for module in _MODULES]
     return [
         (" ".join(title.split()).rstrip("."), tuple(sorted(module.KNOWN)))
@@ -87,14 +90,14 @@ def families() -> list[tuple[str, tuple[str, ...]]]:
 
 
 def qualified(op_type: str, domain: str) -> str:
-    """The name of an operator with its domain, "" for ONNX's own."""
+    """Returns the name of an operator with its domain, "" for ONNX's own."""
     prefix = _DOMAINS.get(domain)
     return f"{domain}.{op_type}" if prefix is None else f"{prefix}{op_type}"
 
 
 def program(node: Node) -> Program:
-    """What one node computes. Raises ReplayRefused for an operator that is not known here, or used
-    in a way that is not.
+    """Returns the program that one node computes. Raises ReplayRefused for an unknown operator or
+    an unsupported use of a known one.
     """
     name = qualified(node.op_type, node.domain)
     write = _KNOWN.get(name)
@@ -117,7 +120,7 @@ def program(node: Node) -> Program:
 
 
 def _outputs(writer: Writer, results: Sequence[Tensor | None]) -> list[tuple[str, Tensor]]:
-    """The outputs that the node has, as far as they are known."""
+    """Returns (slot, tensor) of the outputs that the node has and the translation computes."""
     outputs = []
     for result, value in zip(writer.node.outputs, results):
         if result is None or value is None:

@@ -1,4 +1,4 @@
-"""Where the windows of convolutions and poolings lie."""
+"""Windows of convolutions and poolings."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from whence.replay.onnx_translation.writer import Writer
 
 @dataclass(frozen=True, slots=True)
 class Windows:
-    """Windows over the spatial axes. before, behind: pads. ceiled: does a window that is cut off at
-    the end count?
+    """Windows over the spatial axes. before, behind: pads. ceiled: whether a window that is cut off
+    at the end counts.
     """
 
     kernel: tuple[int, ...]
@@ -24,11 +24,11 @@ class Windows:
 
     @property
     def reach(self) -> tuple[int, ...]:
-        """How many elements a window spans."""
+        """The number of elements that a window spans, by axis."""
         return tuple((k - 1) * d + 1 for k, d in zip(self.kernel, self.dilations))
 
     def counts(self, extents: Sequence[int]) -> tuple[int, ...]:
-        """How many windows there are, by axis; none begins behind the last element."""
+        """Returns the number of windows, by axis; none starts beyond the last element."""
         sizes = []
         for i, n in enumerate(extents):
             steps = (n + self.before[i] + self.behind[i] - self.reach[i]) / self.strides[i]
@@ -40,7 +40,7 @@ class Windows:
 
 
 def windows(w: Writer, extents: Sequence[int], kernel: Sequence[int] | None = None) -> Windows:
-    """The windows that a node says. extents: of the spatial axes."""
+    """Returns the windows that a node describes. extents: of the spatial axes."""
     count = len(extents)
     kernel = tuple(w.integers("kernel_shape")) if kernel is None else tuple(kernel)
     strides = tuple(w.integers("strides", [1] * count))
@@ -72,7 +72,9 @@ def _same(
     strides: Sequence[int],
     dilations: Sequence[int],
 ) -> tuple[list[int], list[int]]:
-    """Pads with which there are as many windows as steps; an odd one lies at the named end."""
+    """Returns (before, behind) pads that give ceil(extent / stride) windows; the extra element of
+    an odd pad is at the end named by `auto`.
+    """
     before, behind = [], []
     for n, k, s, d in zip(extents, kernel, strides, dilations):
         total = max((-(-n // s) - 1) * s + (k - 1) * d + 1 - n, 0)

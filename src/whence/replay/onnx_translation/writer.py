@@ -1,4 +1,4 @@
-"""What a node of an ONNX graph is, and the program as it is written from one."""
+"""A node of an ONNX graph, and the writer of its program."""
 
 from __future__ import annotations
 
@@ -15,12 +15,14 @@ from whence.errors import ReplayRefused
 from whence.replay.program_writing import ProgramWriter, Tensor
 
 Writes = Callable[["Writer"], "Tensor | Sequence[Tensor | None]"]
-"""Writes one operator; gives its output, or its outputs by position."""
+"""Translates one operator; returns its output, or its outputs by position."""
 
 MOST_VALUES = 256
 _MISSING: Any = object()
 UNSIGNED = ("uint16", "uint32", "uint64")
-"""Dtypes that torch stores and hardly computes with: int64 takes their place in a program."""
+"""Dtypes that torch can store but supports in few operators; programs compute with
+int64 instead.
+"""
 
 
 def _unknown() -> None:
@@ -29,8 +31,10 @@ def _unknown() -> None:
 
 @dataclass(frozen=True, slots=True)
 class Operand:
-    """A tensor that a node reads. slot: of the call, "input..." or "param...". value: gives its
-    elements, None where they are not known; asked only if they decide what the node does.
+    """A tensor that a node reads.
+
+    slot: of the call, "input..." or "param...". value: returns its elements, None where they are
+    not known; called only if they decide what the node does.
     """
 
     slot: str
@@ -40,14 +44,14 @@ class Operand:
 
 
 def _plain(value: Array) -> list[int | float | bool]:
-    """The elements as numbers of Python."""
+    """Returns the elements as Python numbers."""
     numbers: list[Any] = value.reshape(-1).tolist()
     return numbers
 
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """A tensor that a node made. slot: of the call, "output..."."""
+    """A tensor that a node computes. slot: of the call, "output..."."""
 
     slot: str
     dtype: str
@@ -56,7 +60,7 @@ class Result:
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """A node of a graph. opset: the version of the operators of its domain. inputs, outputs: by
+    """A node of a graph. opset: the version of its domain's operators. inputs, outputs: by
     position, None where an optional one is absent.
     """
 
@@ -69,8 +73,10 @@ class Node:
 
 
 class Writer(ProgramWriter):
-    """The program of a node as it is written. any_bits: is the result the same for integers whose
-    highest bit is a sign? fixed: as `Program.fixed`.
+    """The program of a node while it is written.
+
+    any_bits: whether the result is the same when the highest bit of an integer is read as its sign.
+    fixed: as `Program.fixed`.
     """
 
     def __init__(self, node: Node, *, any_bits: bool = False) -> None:
@@ -100,18 +106,18 @@ class Writer(ProgramWriter):
 
     @property
     def count(self) -> int:
-        """How many inputs there are, absent ones too."""
+        """The number of inputs, including absent ones."""
         return len(self.node.inputs)
 
     def raw(self, place: int) -> Tensor:
-        """The input as it is."""
+        """Returns the input without conversion."""
         operand = self.operand(place)
         if operand.dtype not in dtypes.DTYPES:
             raise self.refuse(f"its input {place} is of type {operand.dtype[:40] or 'unknown'}")
         return self.read(operand.slot, operand.dtype)
 
     def __call__(self, place: int) -> Tensor:
-        """The input as operators take it: unsigned integers of several bytes as int64."""
+        """Returns the input as operators take it: unsigned integers of several bytes as int64."""
         dtype = self.operand(place).dtype
         if dtype not in UNSIGNED:
             return self.raw(place)
@@ -125,7 +131,7 @@ class Writer(ProgramWriter):
         return self(place) if self.has(place) else None
 
     def dtype(self, place: int) -> str:
-        """The dtype in which the program has this input."""
+        """Returns the dtype in which the program has this input."""
         dtype = self.operand(place).dtype
         return "int64" if dtype in UNSIGNED else dtype
 
@@ -136,11 +142,11 @@ class Writer(ProgramWriter):
         return len(self.operand(place).shape)
 
     def shape(self, place: int) -> tuple[int, ...]:
-        """The extents of an input, which become those that the program serves."""
+        """Returns the extents of an input and restricts the program to them."""
         return tuple(self.extent(place, axis) for axis in range(self.rank(place)))
 
     def extent(self, place: int, axis: int) -> int:
-        """One extent of an input, which becomes the one that the program serves."""
+        """Returns one extent of an input and restricts the program to it."""
         operand = self.operand(place)
         axis = self.axis(axis, len(operand.shape))
         read = self.raw(place).operand
@@ -149,16 +155,16 @@ class Writer(ProgramWriter):
         return operand.shape[axis]
 
     def axis(self, axis: int, rank: int) -> int:
-        """An axis counted from the first."""
+        """Returns an axis counted from the first."""
         if not -rank <= axis < max(rank, 1):
             raise self.refuse(f"axis {axis} of {rank}")
         return axis % rank if rank else 0
 
-    # ---- elements that decide the form of the program
+    # ---- elements that decide the operations of the program
 
     def elements(self, place: int) -> Array:
-        """The elements of an input, which become those that the program serves: it reads them and
-        compares.
+        """Returns the elements of an input and restricts the program to them: the program compares
+        the input with them. Raises ReplayRefused when they are not known or too many.
         """
         operand = self.operand(place)
         count = math.prod(operand.shape)
@@ -183,7 +189,7 @@ class Writer(ProgramWriter):
         return [int(element) for element in self.elements(place).reshape(-1)]
 
     def number_of(self, place: int) -> int | float | bool:
-        """The one element of an input."""
+        """Returns the only element of an input, as in `elements`."""
         elements = _plain(self.elements(place))
         if len(elements) != 1:
             raise self.refuse(f"its input {place} has {len(elements)} elements, not one")
@@ -218,8 +224,8 @@ class Writer(ProgramWriter):
         return list(value)
 
     def listed(self, place: int, name: str, *, since: int) -> list[int] | None:
-        """Integers that are an attribute of this name and, since an opset, an input; None where
-        neither is there.
+        """Returns integers that are an attribute of this name or, since an opset, an input; None
+        where neither is present.
         """
         if self.opset >= since:
             return self.integers_of(place) if self.has(place) else None
@@ -239,7 +245,7 @@ class Writer(ProgramWriter):
     # ---- tensors
 
     def plus(self, value: Tensor, *places: int) -> Tensor:
-        """The value plus what is there of these inputs."""
+        """Returns the value plus those of these inputs that are present."""
         for place in places:
             value = value + self(place) if self.has(place) else value
         return value
@@ -251,5 +257,5 @@ class Writer(ProgramWriter):
         return self.do("scalar_tensor", number, dtype=dtype)
 
     def counted(self, count: int, dtype: str = "int64") -> Tensor:
-        """0, 1, ... as a tensor."""
+        """Returns the tensor [0, 1, ..., count - 1]."""
         return self.do("arange", count, dtype=dtype)
