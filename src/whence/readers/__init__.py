@@ -40,10 +40,10 @@ _GROUP = "whence.readers"
 
 @functools.cache
 def known() -> dict[str, Reader]:
-    """Readers by name: the files of `formats/`, then those of other packages; who is to be asked
-    first stands first.
+    """Returns readers by name: the files of `formats/`, then those of other packages, in the order
+    in which they are asked.
 
-    Raises WhenceError when another package's reader cannot be loaded or lacks something.
+    Raises WhenceError when another package's reader cannot be loaded or is incomplete.
     """
     from importlib.metadata import entry_points
 
@@ -75,12 +75,12 @@ def known() -> dict[str, Reader]:
 
 
 def open_run(path: str | os.PathLike[str], forms: Forms = MappingProxyType({})) -> ForeignRun:
-    """Open a foreign dump with the first reader that recognises it; a folder with all readers that
-    recognise something in it. forms: of raw bytes in it.
+    """Opens a foreign dump with the first reader that recognises it; a folder with all readers that
+    recognise something in it. forms: dtypes and shapes of raw bytes in it.
 
-    Raises UnreadableRun: nothing there, recognised but broken (with the reader's words), or
-    recognised by none (with what it is); MissingDependency when the reader that recognises
-    it needs a package.
+    Raises UnreadableRun when the path does not exist, is recognised but damaged (with the reader's
+    reason), or is recognised by no reader (with a description of the path); MissingDependency when
+    the reader that recognises it needs a package.
     """
     from whence.readers import folder
 
@@ -103,7 +103,7 @@ _MORE = " (docs/formats.md says what is read)"
 
 
 def _described(place: Place) -> str:
-    """What a path is that no reader opens, in one sentence with what to do."""
+    """Describes a path that no reader opens, in one sentence that says what to do."""
     if not place.is_folder:
         return f"it is {described(place.path.name, place.head)}"
     if not place.files:

@@ -28,8 +28,10 @@ _FIGURES = ("max", "min", "mean", "l2norm")
 
 
 class Stored(NamedTuple):
-    """What a file says. start, nbytes: of the elements. data: the file they are in instead, "" for
-    this one. why: there are no elements, and the reason. records: in the file; attributes: all of
+    """The content of one tensor header.
+
+    start, nbytes: of the elements. data: the file that holds them instead, "" for this one. why:
+    the reason if there are no elements. records: number of tensors in the file. attributes: all of
     its header.
     """
 
@@ -50,7 +52,7 @@ class Stored(NamedTuple):
 
 
 def recognised(head: bytes) -> bool:
-    """Do these first bytes start such a file?"""
+    """Whether these first bytes start such a file."""
     if head.startswith(b"$Version="):
         return True
     header = _lines(head)
@@ -58,7 +60,7 @@ def recognised(head: bytes) -> bool:
 
 
 def read(path: Path) -> Stored:
-    """The last tensor of a file. Raises UnreadableRun saying what is wrong with it."""
+    """Returns the last tensor of a file. Raises UnreadableRun that says what is wrong with it."""
     size, count = path.stat().st_size, 0
     for head in itertools.islice(_heads(path, size), _RECORDS):  # noqa: B007 - the last one is meant
         count += 1
@@ -66,8 +68,8 @@ def read(path: Path) -> Stored:
 
 
 def tensors(path: Path) -> list[Stored]:
-    """All tensors of a file, in the order in which they were written; what is torn has `why`.
-    Raises UnreadableRun when it does not begin as such a file, OSError.
+    """Returns all tensors of a file, in the order in which they were written; a truncated one has
+    `why`. Raises UnreadableRun when the file does not begin like an ATB file, OSError.
     """
     size = path.stat().st_size
     out: list[Stored] = []
@@ -93,7 +95,7 @@ def tensors(path: Path) -> list[Stored]:
 
 
 def _heads(path: Path, size: int) -> Iterator[tuple[dict[str, str], int, int]]:
-    """(attributes, where the elements begin, their bytes) of every tensor of a file; at least
+    """Returns (attributes, start of the elements, their bytes) of every tensor of a file; at least
     one.
     """
     place = count = 0
@@ -123,8 +125,8 @@ def _heads(path: Path, size: int) -> Iterator[tuple[dict[str, str], int, int]]:
 
 
 def elements(path: Path, stored: Stored) -> Array:
-    """The tensor, in place where it lies plain. Raises ElementsMissing with the reason when
-    there are none.
+    """Returns the tensor, memory-mapped where it is stored as is. Raises ElementsMissing with the
+    reason when there are none.
     """
     if stored.why:
         raise ElementsMissing(stored.why)
@@ -135,8 +137,8 @@ def elements(path: Path, stored: Stored) -> Array:
 
 
 def _lines(head: bytes) -> tuple[dict[str, str], int] | None:
-    """(attributes, bytes of the header), split at the first `=` of every line; None when it does
-    not end here.
+    """Returns (attributes, bytes of the header), each line split at its first `=`; None when the
+    header does not end here.
     """
     out: dict[str, str] = {}
     place = 0
@@ -202,7 +204,7 @@ def _stored(
 
 
 def _statistics(attributes: dict[str, str], count: int) -> Statistics | None:
-    """What a file of figures says; NaN and zeros were not counted."""
+    """Returns the statistics that a file states; it does not count NaN and zeros."""
     if not all(name in attributes for name in _FIGURES):
         return None
     try:

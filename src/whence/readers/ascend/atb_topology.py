@@ -1,5 +1,5 @@
-"""The topology files of ATB: which operators a model or a layer is made of, and which tensors go
-between them.
+"""The topology files of ATB: the operators of a model or a layer, and the tensors that connect
+them.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ _LAST_NUMBER = re.compile(r"_(\d{1,9})$")
 
 
 class Operation(NamedTuple):
-    """A node. name: opName. param: its settings. inputs, outputs: names of tensors. nodes: what it
-    is made of.
+    """A node. name: opName. param: its settings. inputs, outputs: names of tensors. nodes: the
+    nodes that it consists of.
     """
 
     name: str
@@ -38,7 +38,7 @@ class Model(NamedTuple):
     first: int
 
     def at(self, path: tuple[tuple[int, str], ...]) -> Operation | None:
-        """The node that a path of folders names ((3, "BloomLayer"), (0, "LayerNormOperation"));
+        """Returns the node at a path of folders ((3, "BloomLayer"), (0, "LayerNormOperation"));
         None when there is none of that type.
         """
         nodes, first = self.nodes, self.first
@@ -53,7 +53,7 @@ class Model(NamedTuple):
 
 
 def read(path: Path) -> Model | None:
-    """A topology file; None when it is none."""
+    """Reads a topology file; returns None for any other file."""
     try:
         tree = object_of(path, path.name, limit=_BYTES)
     except UnreadableRun:

@@ -1,4 +1,6 @@
-"""Element types of the Ascend tools by their two numberings, and their bytes as numpy arrays."""
+"""Element types of the Ascend tools in their two numberings, and the conversion of their bytes to
+numpy arrays.
+"""
 
 from __future__ import annotations
 
@@ -43,8 +45,8 @@ _PACKED = {
 
 
 class Type(NamedTuple):
-    """An element type of a dump. name: as the tool calls it. dtype: whence's that holds it exactly,
-    "" when its elements are not read. bits: stored per element.
+    """An element type of a dump. name: in the tool's spelling. dtype: whence's dtype that holds it
+    exactly, "" when its elements are not read. bits: stored per element.
     """
 
     name: str
@@ -53,17 +55,17 @@ class Type(NamedTuple):
 
 
 def acl(code: int) -> Type:
-    """The type of an aclDataType code."""
+    """Returns the type of an aclDataType code."""
     return named(ACL.get(code, f"data type {code}"))
 
 
 def ge(code: int) -> Type:
-    """The type of a data_type code of a GE dump."""
+    """Returns the type of a data_type code of a GE dump."""
     return named(GE.get(code, f"data type {code}"))
 
 
 def named(name: str) -> Type:
-    """The type of that name: one of the tools', or whence's own."""
+    """Returns the type of that name: one of the tools', or whence's own."""
     if name in _PACKED:
         bits, dtype = _PACKED[name]
         return Type(name, dtype, bits)
@@ -76,14 +78,14 @@ def named(name: str) -> Type:
 
 
 def nbytes(kind: Type, count: int) -> int:
-    """Bytes that `count` elements take."""
+    """Returns the bytes that `count` elements take."""
     return -(-count * kind.bits // 8)
 
 
 def decoded(kind: Type, data: Array, shape: tuple[int, ...]) -> Array:
-    """Elements out of their bytes, little endian, in C order.
+    """Decodes elements from their bytes, little endian, in C order.
 
-    data: (n,) uint8, may be longer than needed (padding). Packed types: the first element in the
+    data: (n,) uint8, may be longer than needed (padding). Packed types: the first element is in the
     lowest bits. Raises ElementsMissing when bytes are missing or the type has no elements here.
     """
     if not kind.dtype:
@@ -101,5 +103,5 @@ def decoded(kind: Type, data: Array, shape: tuple[int, ...]) -> Array:
         return small.astype(dtypes.named(kind.dtype).numpy).reshape(shape)
     if kind.name == "complex32":
         return data.view("<f2").astype(np.float32).view(np.complex64).reshape(shape)
-    # A memory map may begin anywhere; views of odd addresses are well defined in numpy.
+    # A memory map may begin at any address; numpy supports unaligned views.
     return data.view(dtypes.named(kind.dtype).numpy).reshape(shape)

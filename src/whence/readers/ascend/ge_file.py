@@ -69,7 +69,7 @@ class DumpedTensor(NamedTuple):
 
 
 class DumpFile(NamedTuple):
-    """What one file holds. op_name: "" when not stated. unread: what is in the file and is not
+    """The content of one file. op_name: "" when not stated. unread: parts of the file that are not
     read, in words.
     """
 
@@ -79,7 +79,7 @@ class DumpFile(NamedTuple):
 
 
 def recognised(head: bytes, size: int) -> bool:
-    """Do these first bytes start a dump file of this size?"""
+    """Whether these first bytes start a dump file of this size."""
     if len(head) < 12 or size <= 8:
         return False
     (length,) = struct.unpack_from("<Q", head)
@@ -100,7 +100,7 @@ def recognised(head: bytes, size: int) -> bool:
 
 
 def read(path: Path) -> DumpFile:
-    """The header of a dump file. Raises UnreadableRun saying what is wrong with it."""
+    """Reads the header of a dump file. Raises UnreadableRun that says what is wrong with it."""
     size = path.stat().st_size
     with path.open("rb") as file:
         head = file.read(8)
@@ -119,8 +119,8 @@ def read(path: Path) -> DumpFile:
 
 
 def elements(path: Path, tensor: DumpedTensor) -> Array:
-    """The logical tensor, in place where it lies plain. Raises ElementsMissing when bytes are
-    missing.
+    """Returns the logical tensor, memory-mapped where it is stored as is. Raises ElementsMissing
+    when bytes are missing.
     """
     size = path.stat().st_size
     nbytes = max(min(tensor.nbytes, size - tensor.start), 0)
@@ -158,7 +158,7 @@ def _address(data: bytes | memoryview) -> int:
 
 
 def _described(slot: str, tensor: Message, start: int, nbytes: int) -> DumpedTensor:
-    """An OpInput or OpOutput."""
+    """Reads an OpInput or OpOutput."""
     shape, original = (
         limits.extents([n for form in tensor[name][-1:] for n in form["extents"]], "a tensor")
         for name in ("shape", "original")
@@ -175,8 +175,8 @@ def _described(slot: str, tensor: Message, start: int, nbytes: int) -> DumpedTen
 
 
 def _is_workspace(message: Any) -> bool:
-    """Field 7 is an attribute (name, value: both text) or, in one older schema, a workspace (type:
-    a number).
+    """Whether field 7 is a workspace (type: a number), as in one older schema, not an attribute
+    (name and value are text).
     """
     try:
         return any(
@@ -234,7 +234,7 @@ def _nano(header: bytes, start: int) -> DumpFile:
 
 
 def _records(data: bytes | memoryview, place: int) -> Iterator[tuple[int, memoryview]]:
-    """(tag, value) of a list of tag, length, value."""
+    """Yields (tag, value) of a list of tag, length, value."""
     view = memoryview(data)
     while place + 8 <= len(view):
         tag, length = struct.unpack_from("<2I", view, place)
@@ -246,7 +246,9 @@ def _records(data: bytes | memoryview, place: int) -> Iterator[tuple[int, memory
 
 
 def missing(tensor: DumpedTensor, path: Path) -> str:
-    """Why a tensor's elements cannot be read, "" when they can. Looks at the file's size only."""
+    """Returns why a tensor's elements cannot be read, "" when they can. Checks the file's size
+    only.
+    """
     if not tensor.type.dtype:
         return f"elements of {tensor.type.name} are not read"
     need = dtypes.nbytes(tensor.type, limits.count(tensor.stored))

@@ -20,12 +20,12 @@ MOVES = frozenset({"TransData", "Cast", "Transpose", "TransposeD", "Identity", "
 
 
 def is_graph(name: str) -> bool:
-    """Is this the name of a file that may hold a graph?"""
+    """Whether a file of this name may hold a graph."""
     return bool(_NAMED.match(name)) or name.endswith(".json")
 
 
 def plain(name: str) -> str:
-    """An operator's name as file names have it."""
+    """Returns an operator's name in the spelling of file names."""
     return re.sub(r"[/\\.]", "_", name)
 
 
@@ -42,8 +42,8 @@ class Origins:
         self.of = functools.lru_cache(maxsize=1 << 17)(self._of)
 
     def _of(self, name: str, op_type: str, stated: tuple[str, ...]) -> tuple[str, ...]:
-        """The origins of one operator, in order; () when none is known. stated: names in the dump
-        itself.
+        """Returns the origins of one operator, in order; () when none is known. stated: names in
+        the dump itself.
         """
         plain_name = plain(name)
         nodes = [
@@ -92,7 +92,7 @@ def _plain_names(graph: Graph) -> dict[str, Node]:
 
 
 class Texts:
-    """The graph files of a dump. wrong: names of those that cannot be read, and why."""
+    """The graph files of a dump. wrong: name of each file that cannot be read -> reason."""
 
     def __init__(self, paths: Iterable[Path]) -> None:
         self.wrong: list[tuple[str, str]] = []
@@ -108,7 +108,9 @@ class Texts:
                     self.wrong.append((path.name, problem))
 
     def origins(self, graph: int, rank: int) -> Origins:
-        """For the graph of this number on this rank; texts without a number serve all."""
+        """Returns the origins for the graph of this number on this rank; texts without a number
+        apply to all.
+        """
 
         def fits(text: tuple[str, int, int, Graph]) -> bool:
             return text[1] in (graph, -1) or graph < 0

@@ -1,4 +1,4 @@
-"""Graphs of GE as people can read them: protobuf text (`dynamo_*.txt`, `ge_proto_*.txt`) and the
+"""Reads graphs of GE in readable form: protobuf text (`dynamo_*.txt`, `ge_proto_*.txt`) and the
 JSON of an offline model.
 
 Source of the text form: https://protobuf.dev/reference/protobuf/textformat-spec/.
@@ -30,10 +30,10 @@ _PLAIN = {"n": "\n", "t": "\t", "r": "\r", "a": "\a", "b": "\b", "f": "\f", "v":
 
 
 def parsed(text: str, label: str) -> Message:
-    """A message in protobuf text form: every field a list of its values, messages as dicts, all
-    else as strings.
+    """Parses a message in protobuf text form: every field is a list of its values, messages are
+    dicts, all other values are strings.
 
-    label: names the text in errors. Raises UnreadableRun where it is no such message.
+    label: names the text in errors. Raises UnreadableRun when the text is not such a message.
     """
     top: Message = defaultdict(list)
     stack: list[tuple[Message, str]] = [(top, "")]
@@ -156,7 +156,7 @@ class Graph:
         return owner
 
     def in_order(self) -> list[Node]:
-        """Producers before readers; what lies in a circle comes last."""
+        """Returns producers before readers; operators in a cycle come last."""
         waiting = {
             name: len({p for p, _ in node.inputs if p in self.nodes and p != name})
             for name, node in self.nodes.items()
@@ -190,14 +190,16 @@ _SOURCES = frozenset({
 
 
 def graphs(path: Path) -> list[Graph]:
-    """The graphs in a file of protobuf text or JSON. Raises UnreadableRun saying what is wrong with
-    it.
+    """Returns the graphs in a file of protobuf text or JSON. Raises UnreadableRun that says what is
+    wrong with it.
     """
     return [Graph(name, map(node, operators), path.name) for name, operators in messages(path)]
 
 
 def messages(path: Path) -> list[tuple[str, list[Message]]]:
-    """(name, operators as they stand in the file) of every graph in it. Raises UnreadableRun."""
+    """Returns (name, operators as stored in the file) of every graph in it. Raises
+    UnreadableRun.
+    """
     try:
         if path.stat().st_size > _BYTES:
             raise UnreadableRun(
@@ -230,7 +232,7 @@ def messages(path: Path) -> list[tuple[str, list[Message]]]:
 
 
 def node(op: Mapping[str, Any]) -> Node:
-    """An operator as `messages` has it."""
+    """Converts an operator as returned by `messages`."""
     attributes = attributes_of(op)
     inputs = [_input(text_of(entry)) for entry in many(op, "input")]
     outputs = [o for o in many(op, "output_desc") if isinstance(o, dict)]
@@ -255,7 +257,7 @@ def node(op: Mapping[str, Any]) -> Node:
 
 
 def _input(text: str) -> tuple[str, int] | None:
-    """ "producer:output"; None for an edge of control, which carries no tensor."""
+    """Splits "producer:output"; None for a control edge, which carries no tensor."""
     producer, _, output = text.rpartition(":")
     if not producer:
         return (text, 0)
@@ -263,8 +265,8 @@ def _input(text: str) -> tuple[str, int] | None:
 
 
 def attributes_of(of: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
-    """Attributes of an operator or tensor by key, each a message with one of s, i, f, b, list,
-    t.
+    """Returns the attributes of an operator or tensor by key, each a message with one of s, i, f,
+    b, list, t.
     """
     out: dict[str, Mapping[str, Any]] = {}
     for attribute in many(of, "attr"):
@@ -275,17 +277,19 @@ def attributes_of(of: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
 
 
 def many(message: Any, field: str) -> list[Any]:
-    """The values of a repeated field, which JSON and text write as a list, one, or none."""
+    """Returns the values of a repeated field, which JSON and text write as a list, as one value, or
+    not at all.
+    """
     value = message.get(field) if isinstance(message, dict) else None
     return value if isinstance(value, list) else [] if value is None else [value]
 
 
 def one(message: Any, field: str) -> Any:
-    """The last value of a field, None without one."""
+    """Returns the last value of a field, None without one."""
     values = many(message, field)
     return values[-1] if values else None
 
 
 def text_of(value: Any) -> str:
-    """A string; empty for what is none."""
+    """Returns a string; "" for any other value."""
     return value if isinstance(value, str) else ""

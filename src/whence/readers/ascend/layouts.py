@@ -1,4 +1,4 @@
-"""Device layouts of Ascend, brought to logical axes: blocks put together, padding cut off."""
+"""Converts device layouts of Ascend to logical axes: joins blocks and cuts off padding."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ FORMATS = {
     41: "ALL", 42: "NULL", 43: "ND_RNN_BIAS", 44: "FRACTAL_ZN_RNN", 45: "YUV", 46: "YUV_A",
     47: "NCL", 48: "FRACTAL_Z_WINO", 49: "C1HWC0",
 }  # fmt: skip
-# Axes in an order of their own, but whole: what lies so is a plain tensor.
+# Formats that permute axes without splitting them: these are plain tensors.
 _PLAIN = frozenset({
     "NCHW", "NHWC", "ND", "CHWN", "HWCN", "MD", "NDHWC", "NCDHW", "DHWCN", "CN", "NC", "DHWNC",
     "ALL", "NCL",
@@ -39,7 +39,7 @@ class Layout(NamedTuple):
 def logical(
     code: int, stored: tuple[int, ...], original: tuple[int, ...], groups: int = 1
 ) -> Layout:
-    """The logical layout of a tensor stored in a device format.
+    """Returns the logical layout of a tensor stored in a device format.
 
     code: aclFormat or GE format. stored: shape on the device. original: logical shape, () when not
     stated; then blocks are joined and the padding stays.
@@ -70,7 +70,9 @@ def _moved(
     whole: tuple[int, ...],
     cut: tuple[int, ...],
 ) -> Layout:
-    """Split into blocks, reordered, put together to `whole`, cut to `cut`."""
+    """Returns a function that splits into blocks, reorders and joins them to `whole`, and cuts to
+    `cut`.
+    """
 
     def apply(array: Array) -> Array:
         joined = array.reshape(split).transpose(axes).reshape(whole)
@@ -109,7 +111,7 @@ def _fractal_nz(stored: tuple[int, ...], original: tuple[int, ...]) -> Layout | 
 
 
 def _channel_blocks(stored: tuple[int, ...], original: tuple[int, ...]) -> Layout | None:
-    """(N, [D,] C1, H, W, C0): also where the logical tensor has its channels last."""
+    """(N, [D,] C1, H, W, C0), also for a logical tensor with channels last."""
     if len(stored) not in (5, 6):
         return None
     n, *deep, c1, h, w, c0 = stored

@@ -1,4 +1,5 @@
-"""Calls of an msprobe index: what their names say, and which of their tensors are parameters.
+"""Reads the calls of an msprobe index: parses their names and finds which of their tensors are
+parameters.
 
 The tensors of a call are leaves of its arguments, with statistics, digests and files.
 """
@@ -49,8 +50,8 @@ _WEIGHTS: dict[str, dict[str, str]] = {
 
 
 class IndexFile(NamedTuple):
-    """One index file: the folder it lies in (with a slash at the end, or ""), its name, and the
-    step and rank it is of.
+    """One index file: its folder (with a slash at the end, or ""), its name, its step
+    and its rank.
     """
 
     folder: str
@@ -79,8 +80,8 @@ class CallReader:
         self._has_noted_xor = False
 
     def add_call(self, name: str, tree: Mapping[str, Any], parent: int) -> int:
-        """Add one call by its name in dump.json. parent: handle of the module that made it, -1 for
-        none that is known.
+        """Adds one call by its name in dump.json. parent: handle of the module call that contains
+        it, -1 when none is known.
         """
         entry = self.construct.get(name)
         micro = entry[1] if isinstance(entry, list) and len(entry) > 1 else 0
@@ -119,8 +120,8 @@ class CallReader:
         return self.building.call(scope, **fields, **self._slots(tree, op_type))
 
     def add_from_cards(self, section: Any, data: Mapping[str, Any]) -> bool:
-        """Add the calls as described by the cards that whence wrote into dump.json. Returns False,
-        having added nothing, when they are not the calls of `data`.
+        """Adds the calls described by the cards that whence wrote into dump.json. Returns False,
+        and adds nothing, when they are not the calls of `data`.
         """
         cards = section.get("calls") if isinstance(section, dict) else None
         if not isinstance(cards, dict) or set(cards) != set(data):
@@ -147,7 +148,7 @@ class CallReader:
         return True
 
     def add_point(self, name: str, tree: Any) -> None:
-        """Add what was saved with `save`: a point that has outputs only."""
+        """Adds a point that was saved with `save`; it has outputs only."""
         point = _DEBUG.fullmatch(name)
         self.building.call(
             point["name"] if point is not None else name,
@@ -164,7 +165,7 @@ class CallReader:
         )
 
     def _module_path(self, name: str) -> str:
-        """Path of the module that made a call, as construct.json says it."""
+        """Returns the path of the module that contains a call, according to construct.json."""
         visited: set[str] = set()
         while name not in visited:
             visited.add(name)
@@ -178,7 +179,7 @@ class CallReader:
         return ""
 
     def _slots(self, tree: Mapping[str, Any], op: str) -> dict[str, Any]:
-        """Inputs, outputs, parameters, and arguments that are no tensors, of a call."""
+        """Returns inputs, outputs, parameters, and non-tensor arguments of a call."""
         arguments = [
             *_leaves(tree.get("input_args", tree.get("input"))),
             *_leaves(tree.get("input_kwargs")),
@@ -199,10 +200,10 @@ class CallReader:
         return {"inputs": inputs, "outputs": outputs, "params": params, "arguments": scalars}
 
     def _weight(self, op: str, slot: str, leaf: Mapping[str, Any], has_graph: bool) -> str:
-        """The name of the parameter that an argument of an API is, "" when it is none.
+        """Returns the name of the parameter that an argument of an API is, "" when it is none.
 
-        By the signature; else what wants a gradient although the result does not (no graph is
-        built), or, in a graph, a vector that no call returned.
+        The signature decides. Otherwise a parameter is a tensor that requires a gradient although
+        the result does not (no graph is built) or, in a graph, a vector that no call returned.
         """
         if not op:
             return ""
@@ -217,11 +218,13 @@ class CallReader:
         return slot if is_weight else ""
 
     def _tensors(self, tree: Any) -> dict[str, int]:
-        """Records of all tensors in a tree, by slot."""
+        """Returns the records of all tensors in a tree, by slot."""
         return {slot or "0": self._tensor(leaf) for slot, leaf in _leaves(tree) if _is_tensor(leaf)}
 
     def _tensor(self, leaf: Mapping[str, Any]) -> int:
-        """The record of one tensor: elements where they were saved, statistics and digest."""
+        """Returns the record of one tensor: its elements if they were saved, statistics
+        and digest.
+        """
         dtype = str(leaf.get("dtype", "")).removeprefix("torch.").removeprefix("mindspore.")[:64]
         dtype = dtype.lower() if dtype[:1].isupper() else dtype  # mindspore's Float32
         try:
@@ -256,14 +259,18 @@ class CallReader:
 
 
 def parent_name(construct: Mapping[str, Any], name: str) -> str | None:
-    """Name of the call that made a call, as construct.json says it; None when it does not."""
+    """Returns the name of the call that contains a call, according to construct.json; None without
+    one.
+    """
     entry = construct.get(name)
     parent = entry[0] if isinstance(entry, list) and entry else entry
     return parent if isinstance(parent, str) else None
 
 
 def _loader(place: Place, file: str) -> Callable[[], Array]:
-    """Loads the tensor of a file in the dump. Raises ElementsMissing when called."""
+    """Returns a function that loads the tensor of a file in the dump; it raises ElementsMissing
+    when called.
+    """
 
     def load() -> Array:
         try:
@@ -291,8 +298,8 @@ def _torch(path: Path) -> Array:
 
 
 def _leaves(tree: Any) -> Iterator[tuple[str, Any]]:
-    """(slot, leaf) of a tree of arguments, nested lists and dicts: "0.1" or "mask". A leaf is a
-    dict with "type", or null.
+    """Yields (slot, leaf) of a tree of arguments, nested lists and dicts: "0.1" or "mask". A leaf
+    is a dict with "type", or null.
     """
     nodes = leaves(tree, lambda node: isinstance(node, dict) and isinstance(node.get("type"), str))
     return ((slot, leaf) for slot, leaf in nodes if slot or leaf is not None)
@@ -304,12 +311,12 @@ def _is_tensor(leaf: Any) -> bool:
 
 
 def _scalar(leaf: Any) -> Any:
-    """A scalar argument as a value."""
+    """Returns a scalar argument as a value."""
     return leaf["value"] if isinstance(leaf, dict) and "value" in leaf else leaf
 
 
 def _figures_of(leaf: Mapping[str, Any]) -> tuple[Any, ...]:
-    """What two sights of one tensor, or of views of it, have in common."""
+    """Returns the figures that two records of one tensor, or of views of it, share."""
     shape = leaf.get("shape")
     count = math.prod(n for n in shape if isinstance(n, int)) if isinstance(shape, list) else -1
     return (
@@ -322,7 +329,7 @@ def _figures_of(leaf: Mapping[str, Any]) -> tuple[Any, ...]:
 
 
 def _digest_of(value: Any) -> str:
-    """A digest with its kind in front, "" for none."""
+    """Returns a digest prefixed with its kind, "" for none."""
     if not isinstance(value, str) or not value:
         return ""
     text = value[:64].lower()
@@ -332,11 +339,11 @@ def _digest_of(value: Any) -> str:
 
 
 def _statistics_of(leaf: Mapping[str, Any], shape: tuple[int, ...]) -> Statistics | None:
-    """Figures of a tensor as msprobe took them, in the dtype of the tensor; std follows from norm
-    and mean.
+    """Returns the statistics that msprobe computed in the dtype of the tensor; std follows from
+    norm and mean.
 
-    What is not finite is counted once: the dump does not say how often. Where the mean is most of
-    the norm, std would be what rounding left of it, and is not given.
+    NaN and infinities count as one, since the dump does not state their number. Where the mean
+    makes up most of the norm, cancellation leaves only rounding errors of std, so std is omitted.
     """
     high, low, mean, norm = (_float(leaf.get(key)) for key in ("Max", "Min", "Mean", "Norm"))
     if high is None or low is None:

@@ -11,8 +11,8 @@ PROCESS = re.compile(r"([a-z]*)(\d{0,9})_(\d{1,10})$")
 
 
 def ranks(processes: Iterable[str]) -> dict[str, int]:
-    """Ranks by folder: the numbers of the devices where every process has one of its own, else the
-    processes in order.
+    """Returns folder -> rank: the device number where every process has its own device, else the
+    position of the process.
     """
     names = sorted(set(processes))
     devices = {p: int(m[2]) for p in names if (m := PROCESS.match(p)) and m[1] and m[2]}

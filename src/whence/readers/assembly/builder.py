@@ -41,11 +41,11 @@ LOGGED = mark(Mark.LOGGED)
 
 
 class Building:
-    """A run in the making.
+    """A run under construction.
 
-    path, kind: as `Run.path` and `RunInfo.kind` will say. Tensors and calls are added in the order
-    of execution; a call may be added before its children and get its tensors later (`fill`).
-    Nothing is read until someone asks for elements.
+    path, kind: become `Run.path` and `RunInfo.kind`. Tensors and calls are added in execution
+    order; a call may be added before its children and get its tensors later (`fill`). No elements
+    are read until they are requested.
     """
 
     def __init__(
@@ -85,14 +85,14 @@ class Building:
         stride: tuple[int, ...] = (),
         file: str = "",
     ) -> int:
-        """Add a tensor; returns its record.
+        """Adds a tensor; returns its record.
 
-        dtype: whence's name; one that whence does not know is kept as it stands and has no
-        elements. shape: logical. load: gives the elements, of that dtype and shape, each time it is
-        called; it may raise ElementsMissing (gone), and what else it raises becomes that. Without
-        it `why` says why there are none. digest: the dump's own, prefixed ("md5:..."). quantum,
-        whole: as `Record` says; whole is (-1,) where a text does not tell how much it leaves out.
-        file: as `Dumped` says; a tensor that is said to lie in one and has no elements is lacking.
+        dtype: whence's name; one that whence does not know is kept as it is and has no elements.
+        shape: logical. load: returns the elements, of that dtype and shape, each time it is called;
+        it may raise ElementsMissing, and any other exception becomes that. Without it `why` gives
+        the reason. digest: the dump's own, prefixed ("md5:..."). quantum, whole: as in `Record`;
+        whole is (-1,) where a text does not tell how much it leaves out. file: as in `Dumped`; a
+        tensor that names a file and has no elements counts as missing from the run.
         """
         number = len(self._records)
         if load is not None and dtype not in dtypes.DTYPES:
@@ -122,7 +122,7 @@ class Building:
         return number
 
     def array(self, array: Array, **options: Any) -> int:
-        """Add a tensor whose elements are in memory or mapped. options: as for `tensor`."""
+        """Adds a tensor whose elements are in memory or mapped. options: as for `tensor`."""
         return self.tensor(dtypes.of(array).name, tuple(array.shape), lambda: array, **options)
 
     def call(
@@ -147,11 +147,11 @@ class Building:
         notes: Iterable[str] = (),
         training: bool = False,
     ) -> int:
-        """Add a call that begins now; returns a handle for `parent` and `fill`.
+        """Adds a call that begins now; returns a handle for `parent` and `fill`.
 
-        inputs, outputs: {name: record}, or records that are named by their places ("input.0");
-        params: {name: record}. parent: handle of the call it is part of. The n-th call of a name in
-        a step has occurrence n.
+        inputs, outputs: {name: record}, or a sequence of records, named by position ("input.0");
+        params: {name: record}. parent: handle of the call that contains it. The n-th call of a name
+        in a step has occurrence n.
         """
         root, scope, op = as_text(root), as_text(scope), as_text(op)  # often names of files
         key = (rank, root, step, micro, phase, scope, op)
@@ -184,7 +184,7 @@ class Building:
         return len(self._calls) - 1
 
     def again(self, card: Call, tensors: Iterable[tuple[str, int]], parent: int = -1) -> int:
-        """Add a call that begins now, from a card that whence wrote (`whence.records.sidecar`).
+        """Adds a call that begins now, from a card that whence wrote (`whence.records.sidecar`).
         tensors: (slot, record). Returns its handle.
         """
         refs = tuple(Ref(slot, record) for slot, record in tensors)
@@ -205,8 +205,8 @@ class Building:
         params: Mapping[str, int] = {},
         mutated: Mapping[str, int] = {},
     ) -> None:
-        """Add tensors to a call, as `call` takes them; positions continue from those it has.
-        mutated: {input it changed: record after}.
+        """Adds tensors to a call, in the form that `call` takes; positions continue from those it
+        has. mutated: {input it changed: record after}.
         """
         old = self._calls[call]
         kinds = (("input", inputs), ("param", params), ("output", outputs), ("mutated", mutated))
@@ -214,19 +214,19 @@ class Building:
         self._calls[call] = msgspec.structs.replace(old, refs=refs)
 
     def note(self, kind: str, text: str, scope: str = "", step: int = -1) -> None:
-        """Add a note on the run; kinds "error" and "budget" are shown with every comparison."""
+        """Adds a note on the run; kinds "error" and "budget" are shown with every comparison."""
         self._notes.append(Note(kind, text, scope, step))
 
     def lacks(self, kind: Lack, where: str, text: str) -> None:
-        """Say what of the dump is there and not read, as a note too. where: the file, relative to
-        the dump; text: which thing, and why.
+        """Records a part of the dump that exists and is not read, also as a note. where: the file,
+        relative to the dump; text: which part, and why.
         """
         self._missing.append(Missing(kind, where, text))
         self.note("error", text)
 
     def take_over(self, run: Run) -> int:
-        """Add the tensors of another run, its programs, notes and what it lacks, without its calls.
-        Returns the number of its first record here.
+        """Adds the tensors, programs, notes and missing parts of another run, but not its calls.
+        Returns the new number of its first record.
         """
         first = len(self._records)
         for record in run.records:
@@ -240,8 +240,8 @@ class Building:
         return first
 
     def run(self) -> Run:
-        """The finished run. Calls without a parent get one root per process, model and step, where
-        there is none.
+        """Returns the finished run. Calls without a parent get one common root per process, model
+        and step.
         """
         calls = self._rooted()
         below: dict[int, list[int]] = {}
@@ -287,8 +287,8 @@ class Building:
         )
 
     def _rooted(self) -> list[Call]:
-        """The calls in the order in which they began, renumbered, those without a parent below one
-        root.
+        """Returns the calls in the order in which they began, renumbered, with parentless ones
+        below a common root.
         """
         loose: dict[_Whole, list[int]] = {}
         for place, call in enumerate(self._calls):
@@ -334,7 +334,7 @@ class Building:
 
 
 def _refs(kinds: Iterable[tuple[str, Slots]], of: Call | None = None) -> tuple[Ref, ...]:
-    """References to tensors; positions continue from those that a call has."""
+    """Returns references to tensors; positions continue from those that a call has."""
     refs: list[Ref] = []
     for kind, slots in kinds:
         start = len(of.slots(kind)) if of else 0
@@ -347,12 +347,12 @@ _Whole = tuple[int, str, int, int, str]
 
 
 def _whole(call: Call) -> _Whole:
-    """What the calls below one root have in common."""
+    """Returns the key that the calls below one root share: (rank, root, step, micro, phase)."""
     return call.rank, call.root, call.step, call.micro, call.phase
 
 
 class _Built:
-    """The Run that a Building made. Elements are read anew each time they are asked for."""
+    """The Run that a `Building` returns. Elements are read anew on every request."""
 
     def __init__(self, of: Building, calls: list[Call], steps: list[Step]) -> None:
         self.path, self.info, self.ended = of.path, of.info, of.ended
@@ -372,7 +372,7 @@ class _Built:
                 elements = load()
         except ElementsMissing:
             raise
-        # whatever a damaged file does to a parser: this tensor is lost, and says why
+        # a parser may raise anything on a damaged file: only this tensor is lost, with the reason
         except Exception as error:
             raise ElementsMissing(f"cannot be read: {type(error).__name__}: {error}") from error
         if tuple(elements.shape) != expected.shape or dtypes.of(elements).name != expected.dtype:

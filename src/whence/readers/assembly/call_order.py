@@ -1,5 +1,5 @@
-"""The order in which operators ran, for dumps that do not state it: producers before readers, by
-the content of their tensors.
+"""Infers the order in which operators ran, for dumps that do not state it, from the content of
+their tensors: producers come before readers.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ T = TypeVar("T", bound=Hashable)
 def ordered(
     first: Sequence[T], reads: Mapping[T, Sequence[Hashable]], makes: Mapping[T, Sequence[Hashable]]
 ) -> list[T]:
-    """The operators sorted so that each follows the producers of what it reads; `first` is the
-    order where nothing decides, and in circles (in-place updates).
+    """Returns the operators sorted so that each follows the producers of its inputs; `first`
+    decides ties and cycles (in-place updates).
 
-    reads, makes: stand-ins for the content of its tensors. If several operators output the same
-    content, its producer is the first that does not also read it; those that only pass it on
-    (views, copies, a sum with nothing) come next, before all other readers.
+    reads, makes: hashable stand-ins for the content of its inputs and outputs. If several operators
+    output the same content, its producer is the first that does not also read it; those that only
+    pass it on (views, copies, adding zero) come next, before all other readers.
     """
     place = {operator: k for k, operator in enumerate(first)}
     makers: dict[Hashable, list[T]] = defaultdict(list)
@@ -68,7 +68,9 @@ def _sources(
     reads: Mapping[T, Sequence[Hashable]],
     makers: Mapping[Hashable, Sequence[T]],
 ) -> list[T]:
-    """Of the operators that output a content: its producer, then those that only pass it on."""
+    """Returns the operators that output a content: its producer, then those that only
+    pass it on.
+    """
     maker = next(
         (operator for operator in candidates if content not in reads.get(operator, ())),
         candidates[0],
@@ -85,11 +87,11 @@ def _sources(
 
 
 def parents(scopes: Sequence[str]) -> list[int]:
-    """Parents of calls, given by dotted scope in the order in which they ended: the position of
-    the parent, -1 where there is none.
+    """Returns the parents of calls, which are given by dotted scope in the order in which they
+    ended: the position of the parent, -1 where there is none.
 
-    A call is the parent of those that ended right before it whose scope is below its own; the empty
-    scope is above all.
+    A call is the parent of those that ended right before it and whose scope is below its own; the
+    empty scope contains all.
     """
     out = [-1] * len(scopes)
     open_: list[int] = []
@@ -105,8 +107,8 @@ def _below(scope: str, above: str) -> bool:
 
 
 def begun(parent: Sequence[int]) -> Iterator[int]:
-    """Positions in the order in which the calls began: parents before children, siblings as they
-    ended.
+    """Returns positions in the order in which the calls began: parents before children, siblings in
+    the order in which they ended.
     """
     below: dict[int, list[int]] = {}
     for place, above in enumerate(parent):

@@ -1,4 +1,4 @@
-"""What several readers read of one folder, as one run."""
+"""Joins what several readers read from one folder into one run."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from whence.records.known_order import Trace
 from whence.records.marks import Mark, has_mark, mark
 
 _BESIDE = "files"
-"""The root of labels beside a dump that has modules."""
+"""The root of labels that accompany a dump with modules."""
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """What one reader read. reader: its name. file: "" for what it took of the whole folder.
+    """The run that one reader read. reader: its name. file: "" when it read the whole folder.
 
-    prefix: what the names in it begin with. step, rank: where folders say so.
+    prefix: of the names in it. step, rank: where folders state them.
     """
 
     run: Run
@@ -34,8 +34,8 @@ class Part:
 
 
 def joined(path: object, parts: Sequence[Part]) -> Run:
-    """One run of all parts, in their order. Labels stand below one root of a step and rank, whose
-    order is not known; beside a dump that has modules, below a root of their own.
+    """Returns one run of all parts, in their order. Labels of a step and rank share one root, whose
+    order is not known; in a dump that has modules they share a separate root.
     """
     building = Building(
         path,
@@ -51,7 +51,7 @@ def joined(path: object, parts: Sequence[Part]) -> Run:
 
 
 class _Joining:
-    """Adds parts to a run in the making."""
+    """Adds parts to a run under construction."""
 
     def __init__(self, building: Building, have_modules: Sequence[bool]) -> None:
         self._building = building
@@ -79,7 +79,7 @@ class _Joining:
             handles[call.id] = self._building.again(card, tensors, parent)
 
     def _card(self, part: Part, call: Call) -> Call:
-        """The call with the name, step and rank that its file gives it."""
+        """Returns the call with the name, step and rank that its file states."""
         scope = named_tensors.below(part.prefix, call.scope)
         if not scope and call.kind == "label" and len(call.refs) == 1:
             elements = part.run.records[call.refs[0].record].elements
@@ -90,8 +90,8 @@ class _Joining:
         )
 
     def _notes(self, part: Part, card: Call) -> tuple[str, ...]:
-        """The notes of a label: its place among the tensors of its own part is all that is known
-        beside other parts.
+        """Returns the notes of a label: next to other parts, only its position among the tensors of
+        its own part is known.
         """
         if self._has_order or has_mark(card, Mark.UNORDERED):
             return card.notes
@@ -99,7 +99,7 @@ class _Joining:
         return (*card.notes, trace.note())
 
     def _root_of(self, card: Call) -> int:
-        """What stands around the labels of a step and rank."""
+        """Returns the root call of the labels of a step and rank."""
         moment = card.step, card.rank
         if moment not in self._roots:
             self._roots[moment] = self._building.call(
@@ -110,12 +110,12 @@ class _Joining:
 
 
 def _has_modules(run: Run) -> bool:
-    """Whether calls are more than labels."""
+    """Whether some call is more than a label."""
     return any(call.kind != "label" and not _stands_around(call) for call in run.calls)
 
 
 def _stands_around(call: Call) -> bool:
-    """Whether a call is only what stands around the labels of its part."""
+    """Whether a call is only the root of the labels of its part."""
     return (
         not call.scope
         and call.parent == -1

@@ -1,8 +1,7 @@
-"""Tensors that have a name and nothing else: what a name says, and how such tensors become calls.
+"""Turns tensors that have nothing but a name into calls.
 
-A name may say that a tensor is a weight, which tensor of which module it is, the step and the rank.
-Weights are parameters of modules; everything else is something that was recorded on the way, a
-label.
+A name may state that a tensor is a weight, which tensor of which module it is, the step and the
+rank. Weights become parameters of modules; every other tensor becomes a label.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ from whence.records import Lack, known_order
 from whence.records.known_order import Trace
 from whence.records.marks import Mark, mark
 
-# Last parts of names that only weights, and what optimizers keep of them, have.
+# Last parts of names that only weights and optimizer states have.
 _WEIGHTS = re.compile(
     r"(weight|bias|gamma|beta|kernel|embedding|running_mean|running_var|num_batches_tracked|inv_freq|A_log|dt_bias|rotary_emb"
     r"|q?weight_(scale|scale_inv|packed|shape|zero_point|g_idx)|qweight|qzeros|scales|g_idx|absmax|quant_map|quant_state|input_scale"
@@ -44,29 +43,28 @@ _WEIGHTS = re.compile(
 )
 _WRAPPERS = ("state_dict", "model_state_dict", "module_state_dict")
 _TELLING_BYTES = 64
-"""The least size of a tensor that is not like another by chance."""
+"""Smallest size in bytes of a tensor that does not equal another by chance."""
 _FLOW_BYTES = 1 << 30
-"""Elements of a dump that are read to see which tensors are inputs of which calls."""
+"""Most bytes of a dump that are read to find which tensors are inputs of which calls."""
 
 
 _NORM = re.compile(r"(norm|bn)[^._/-]*$")
 _CONVOLUTION = re.compile(r"conv[^._/-]*$")
 _TELLING_ELEMENTS = 8
-"""So many of a channel do not follow those of another by chance."""
+"""Smallest number of elements of a channel that does not correlate with another by chance."""
 _SCALED = 0.999
-"""Channels that correlate so are one and the same, scaled and shifted, but for rounding."""
+"""Correlation from which two channels count as the same up to scale, shift and rounding."""
 
 
 class Named(msgspec.Struct, frozen=True):
-    """A tensor with a name. name: dotted. dtype, shape, load, why, stride: as `Building.tensor`
-    takes them.
+    """A tensor with a name. name: dotted. dtype, shape, load, why, stride: as in `Building.tensor`.
 
-    modified_ns: of its file. ordered: whether the file has its tensors in the order in which they
-    were made. entry: its place in such a file, else -1. counter: a number of its call, -1 where it
-    has none. place_in_call: scope, "input" or "output", and slot, where the dump states them.
-    is_whole: the name says all, that of its file nothing. arguments, note: of its call. file:
-    relative to the dump; row: its line there, 0 where it is not text. is_text: it holds words and
-    no numbers. options: others of `Building.tensor`.
+    modified_ns: of its file. ordered: whether the file keeps its tensors in the order of
+    computation. entry: its position in such a file, else -1. counter: number of its call, -1
+    without one. place_in_call: scope, "input" or "output", and slot, where the dump states them.
+    is_whole: its name is complete without that of its file. arguments, note: of its call. file:
+    relative to the dump. row: its line there, 0 in a file that is not text. is_text: it holds words
+    and no numbers. options: others of `Building.tensor`.
     """
 
     name: str
@@ -103,12 +101,14 @@ class Named(msgspec.Struct, frozen=True):
 
     @property
     def nbytes(self) -> int:
-        """Of its elements, 0 where they are not read."""
+        """The size of its elements, 0 where they are not read."""
         known = self.load is not None and self.dtype in dtypes.DTYPES
         return limits.count(self.shape) * dtypes.named(self.dtype).itemsize if known else 0
 
     def content(self) -> Hashable:
-        """What stands for its elements; () where they are not read, or too alike to tell."""
+        """Returns a stand-in for its elements that is equal for equal tensors; () where they are
+        not read, or may be equal by chance.
+        """
         array = self._array() if self.nbytes >= _TELLING_BYTES else np.empty(0)
         elements = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
         if not (elements[8:] != elements[:-8]).any():
@@ -116,7 +116,9 @@ class Named(msgspec.Struct, frozen=True):
         return self.shape, self.dtype, xxhash.xxh3_128_digest(elements.data)
 
     def channels(self) -> npt.NDArray[np.float64]:
-        """Its channels (axis 1) without means and lengths; NaN where they are not read."""
+        """Returns its channels (axis 1), centred and scaled to unit norm; NaN where they are not
+        read.
+        """
         array = self._array().astype(np.float64)
         if array.ndim < 2:
             return np.full(1, np.nan)
@@ -127,7 +129,7 @@ class Named(msgspec.Struct, frozen=True):
         return unit
 
     def _array(self) -> dtypes.Array:
-        """Its elements; none where they cannot be read."""
+        """Returns its elements; an empty array where they cannot be read."""
         try:
             return self.load() if self.load is not None else np.empty(0)
         except Exception:  # noqa: BLE001 - whatever a damaged file does to a parser: it tells nothing
@@ -138,7 +140,9 @@ Items = Callable[[Building, File], Iterable[Named]]
 
 
 def of_torch(name: str, tensor: TorchTensor | Unknown, **fields: Any) -> Named:
-    """A tensor of a file as a `Named`; one that is not read says so. fields: others of `Named`."""
+    """Returns a tensor of a torch file as `Named`; one that is not read states the reason. fields:
+    others of `Named`.
+    """
     if isinstance(tensor, TorchTensor):
         return Named(
             name,
@@ -159,7 +163,7 @@ def of_torch(name: str, tensor: TorchTensor | Unknown, **fields: Any) -> Named:
 
 
 def natural(name: str) -> tuple[Any, ...]:
-    """What to sort a name by: numbers in it by size."""
+    """Returns a sort key for a name that orders the numbers in it by value."""
     parts = re.split(r"(\d+)", name)
     return tuple(
         (len(p.lstrip("0")), p.lstrip("0")) if i % 2 else (0, p) for i, p in enumerate(parts)
@@ -169,11 +173,11 @@ def natural(name: str) -> tuple[Any, ...]:
 def of_files(
     building: Building, place: Place, is_ours: Callable[[str], bool], items: Items
 ) -> list[Named]:
-    """The tensors of a file, or of every file of a folder that is one of ours by its name; in the
-    order of the dump, as far as it has one.
+    """Returns the tensors of a file, or of every file of a folder whose name this reader
+    recognises; in the order of the dump, as far as it has one.
 
-    items: the tensors of one file. A file that cannot be read is lacking. Raises UnreadableRun when
-    a single file cannot be read.
+    items: returns the tensors of one file. A file that cannot be read is noted as missing. Raises
+    UnreadableRun when a single file cannot be read.
     """
     if not place.is_folder:
         return _of_file(place, list(items(building, File(place.path))))
@@ -198,7 +202,7 @@ def of_files(
 
 
 def _of_file(place: Place, items: Sequence[Named]) -> list[Named]:
-    """The tensors of the only file of a dump, whose own name says nothing."""
+    """Returns the tensors of the only file of a dump; the file's own name is ignored."""
     names = [item.name for item in items]
     spoken = spoken_names.tell(["_"] * len(names), names) if len(names) > 1 and all(names) else []
     return [
@@ -215,27 +219,27 @@ def _of_file(place: Place, items: Sequence[Named]) -> list[Named]:
 
 
 def _named_for(item: Named, path: str) -> str:
-    """The path of a tensor; where its own name says all, that stands for the file's."""
+    """Returns the path of a tensor; a complete tensor name replaces that of the file."""
     folder = path.rpartition("/")[0]
     return f"{folder}/{item.name}._" if item.is_whole else path
 
 
 def placed(path: str, *, is_only: bool = False) -> tuple[str, int, int]:
-    """(dotted name, step, rank) of a file in a tree. path: relative, with forward slashes. is_only:
-    the only file of a dump adds no name.
+    """Returns (dotted name, step, rank) of a file in a tree. path: relative, with forward slashes.
+    is_only: the only file of a dump adds no name.
     """
     spoken = spoken_names.tell([path], ["all"] if is_only else [""])[0]
     return spoken.name.removesuffix("all").removesuffix("."), spoken.step, spoken.rank
 
 
 def below(name: str, inner: str) -> str:
-    """A name within another; either may be empty."""
+    """Joins two names with a dot; either may be empty."""
     return f"{name}.{inner}" if name and inner else name or inner
 
 
 def add(building: Building, items: Sequence[Named]) -> None:
-    """Add the tensors of one dump as calls. Gradients are often kept under the names of their
-    weights; the dump's name tells.
+    """Adds the tensors of one dump as calls. Gradients are often stored under the names of their
+    weights; the dump's name tells them apart.
     """
     paths = [PurePosixPath(building.path).name, *(item.file for item in items)]
     weights = [item for item in items if not spoken_names.is_activation(item.name)]
@@ -248,19 +252,21 @@ def add(building: Building, items: Sequence[Named]) -> None:
 
 
 def _are_of_gradients(paths: Sequence[str]) -> bool:
-    """Does the name of the dump, or of each of its files, speak of gradients?"""
+    """Whether the name of the dump, or of each of its files, says gradients."""
     dump, *files = ["grad" in path.lower() for path in paths]
     return dump or (bool(files) and all(files))
 
 
 def is_checkpoint(names: Iterable[str]) -> bool:
-    """Are more than half of these names those of weights?"""
+    """Whether more than half of these names are those of weights."""
     last = [name.rpartition(".")[2] for name in names]
     return 2 * sum(bool(_WEIGHTS.match(name)) for name in last) > len(last)
 
 
 def _with_calls(items: Sequence[Named]) -> list[Named]:
-    """The tensors with the calls that their names tell: scopes, sides, slots and counters."""
+    """Returns the tensors with the calls that their names state: scopes, sides, slots
+    and counters.
+    """
     spoken = spoken_names.sides([item.name for item in items])
     places = [item.place_in_call or place for item, place in zip(items, spoken, strict=True)]
     scopes = [scope for scope, _, _ in places]
@@ -274,8 +280,8 @@ def _with_calls(items: Sequence[Named]) -> list[Named]:
 
 
 def in_order(items: Sequence[Named]) -> tuple[list[Named], bool]:
-    """Tensors with the calls that they are of, in the order in which they were made, and whether
-    that order is known; where it is not, with what is known of it as notes.
+    """Returns (tensors with their calls, in the order of computation; whether that order is known).
+    Where it is not, notes of the calls state what is known of it.
     """
     moments: dict[tuple[int, int], list[Named]] = {}
     for item in _with_calls(items):
@@ -309,7 +315,7 @@ class _Moment:
             self.known = known_order.known(self._traces)
 
     def items(self, *, with_notes: bool) -> Iterator[Named]:
-        """All of them, the inputs of a call before its outputs."""
+        """Yields all tensors, the inputs of a call before its outputs."""
         for node in self.known.order:
             if node < len(self._calls):
                 *others, last = self._calls[node]
@@ -317,7 +323,9 @@ class _Moment:
                 yield replace(last, note=self._traces[node].note()) if with_notes else last
 
     def _sources(self) -> dict[int, dict[str, None]]:
-        """Names of what calls were made of, by content; {} where too much would have to be read."""
+        """Returns call -> names of the tensors that it was computed from, found by equal content;
+        {} where too much would have to be read.
+        """
         of_several = [call if len(call) > 1 else [] for call in self._calls]
         pairs = list(self._normalised())
         read = [*of_several, *(self._calls[node] for pair in pairs for node in pair)]
@@ -352,7 +360,7 @@ class _Moment:
         return sources
 
     def _normalised(self) -> Iterator[tuple[int, int]]:
-        """Convolutions and norms beside them with tensors of the same shape."""
+        """Yields pairs of a convolution and a norm beside it with tensors of the same shape."""
         beside: dict[Hashable, list[int]] = {}
         for node, call in enumerate(self._calls):
             shape = call[-1].shape
@@ -374,13 +382,13 @@ def _by_name(key: tuple[str, int]) -> tuple[Any, ...]:
 
 
 def _trace(item: Named) -> Trace:
-    """What the last tensor of a call tells of when it was made."""
+    """Returns what the last tensor of a call tells of the time of its computation."""
     return Trace(_place(item)[0], item.counter, item.entry, item.modified_ns or -1, item.file)
 
 
 def add_labels(building: Building, items: Sequence[Named], has_order: bool = True) -> None:
-    """Each name a call with that output; where names say which are inputs and outputs of a module,
-    these are one call and nest.
+    """Adds each name as a call with that output; where names state inputs and outputs of a module,
+    these become one call, and calls nest.
     """
     calls: list[_Group] = []
     open_: dict[tuple[int, int, str], _Group] = {}
@@ -450,14 +458,14 @@ class _Group:
 
     @property
     def holds_others(self) -> bool:
-        """Whether calls may be part of it. When a module without inputs began is not known; it
-        stands where its output was made.
+        """Whether calls may be nested in it. The begin of a module without inputs is not known; it
+        is placed where its output was computed.
         """
         return bool(self.slots["input"]) or not self.scope
 
 
 def _nested(calls: Sequence[_Group], mark_of_parts: str) -> list[_Group]:
-    """The calls, each module before the first that is part of it, as the names say."""
+    """Returns the calls, each module before the first call inside it, according to the names."""
     first: dict[tuple[int, int, str], int] = {}
     starts: list[tuple[int, int, int]] = []
     for place, group in enumerate(calls):
@@ -473,14 +481,14 @@ def _nested(calls: Sequence[_Group], mark_of_parts: str) -> list[_Group]:
 
 
 def _above(scope: str, mark_of_parts: str) -> list[str]:
-    """Names of the modules that this one is part of, the innermost first; the root last."""
+    """Returns the names of the modules that contain this one, innermost first; the root last."""
     parts = scope.split(mark_of_parts)
     above = [mark_of_parts.join(parts[:k]) for k in range(len(parts) - 1, 0, -1)]
     return above + ([""] if scope else [])
 
 
 def add_weights(building: Building, items: Sequence[Named]) -> None:
-    """Parameters of modules, below one root."""
+    """Adds parameters of modules, below one root."""
     modules: dict[tuple[int, int, str], dict[str, Named]] = {}
     for item in items:
         scope, _, name = _unwrapped(item.name).rpartition(".")

@@ -1,4 +1,4 @@
-"""A .npy file of a dump as a tensor of a run."""
+"""Reads a .npy file of a dump as a tensor of a run."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from whence.readers.source import Place
 
 
 def add(building: Building, place: Place, name: str, **options: Any) -> int:
-    """Add the tensor in the file `name` of a dump; a damaged one has no elements and says why.
-    options: of `Building.tensor`.
+    """Adds the tensor in the file `name` of a dump; a damaged one has no elements and states the
+    reason. options: of `Building.tensor`.
     """
     path = place.inside(name)
     try:
@@ -33,5 +33,5 @@ def add(building: Building, place: Place, name: str, **options: Any) -> int:
 
 
 def header(path: Path) -> numpy_file.Header:
-    """The header of a file. Raises UnreadableRun."""
+    """Returns the header of a file. Raises UnreadableRun."""
     return numpy_file.header(File(path, path.name).head(numpy_file.HEAD_BYTES), path.name)

@@ -27,8 +27,8 @@ _DTYPES = {d.safetensors: d for d in reversed(dtypes.DTYPES.values())}
 
 
 def tensors_of(building: Building, file: File) -> Iterator[Named]:
-    """The tensors of a file, in the order of their elements. Raises UnreadableRun when its header
-    cannot be read.
+    """Returns the tensors of a file, in the order of their elements. Raises UnreadableRun when its
+    header cannot be read.
     """
     header, start = _header(file)
     promised = start + max(map(_end, header.values()), default=0)
@@ -59,7 +59,7 @@ def tensors_of(building: Building, file: File) -> Iterator[Named]:
 def _load(
     file: File, kind: dtypes.DType, shape: tuple[int, ...], begin: int, end: int, promised: int
 ) -> Array:
-    """promised: how many bytes the file has if its header is true."""
+    """Returns the elements. promised: size of the file in bytes according to its header."""
     nbytes = limits.count(shape) * kind.itemsize
     if nbytes != end - begin:
         raise ElementsMissing(
@@ -73,7 +73,7 @@ def _load(
 
 
 def _header(file: File) -> tuple[dict[str, Any], int]:
-    """(entries by name, where the elements start)."""
+    """Returns (entries by name, start of the elements)."""
     length = int.from_bytes(file.head(8), "little")
     if not 2 <= length <= min(HEADER_BYTES, file.size - 8):
         raise UnreadableRun(

@@ -14,8 +14,8 @@ from whence.records import Call, sidecar
 
 
 class CardedCalls:
-    """Calls as described by the cards of the tensors of one step. count: tensors that have a
-    complete card.
+    """Calls described by the cards of the tensors of one step. count: tensors that have a complete
+    card.
     """
 
     def __init__(self) -> None:
@@ -24,8 +24,9 @@ class CardedCalls:
         self._slots: dict[int, list[tuple[str, int]]] = {}
 
     def add(self, mark: Any, record: int) -> None:
-        """Add the mark of a tensor, an object or its text: {"slot", "call"}; the first of a call
-        has its "card", some have cards of calls without tensors ("also"). Others are ignored.
+        """Adds the mark of a tensor, an object or its text: {"slot", "call"}. The first mark of a
+        call has its "card"; some marks also have cards of calls without tensors ("also"). Other
+        marks are ignored.
         """
         try:
             entry = (
@@ -51,7 +52,7 @@ class CardedCalls:
             self.count += 1
 
     def build(self, building: Building, **moment: int) -> None:
-        """Add the calls. moment: rank and step as the dump has them; they override the cards."""
+        """Adds the calls. moment: rank and step according to the dump; they override the cards."""
         calls = [
             msgspec.structs.replace(card, id=number, **moment)
             for number, card in self._calls.items()
@@ -67,7 +68,9 @@ class _Mark(msgspec.Struct):
 
 
 def add(building: Building, calls: Iterable[Call], slots: dict[int, list[tuple[str, int]]]) -> None:
-    """Add calls in the order in which they began, below each other. slots: id -> (slot, record)."""
+    """Adds calls in the order in which they began, nested by parent. slots: id ->
+    (slot, record).
+    """
     handles: dict[int, int] = {}
     for call in sorted(calls, key=lambda call: (call.rank, call.order)):
         handles[call.id] = building.again(

@@ -1,5 +1,5 @@
-"""`whence.jsonl`, which whence writes beside tensors that have a name and nothing else: the calls
-and records that they are of.
+"""Reads `whence.jsonl`, which whence writes next to tensors that have nothing but a name: their
+calls and records.
 """
 
 from __future__ import annotations
@@ -22,11 +22,13 @@ from whence.records import Call, Dumped, Note, Program, Record, Run
 
 NAME = "whence.jsonl"
 Find = Callable[[str], Load]
-"""Gives the elements at a place (`Dumped.file`); raises UnreadableRun or ElementsMissing."""
+"""Returns the loader of the elements at a place (`Dumped.file`); raises UnreadableRun or
+ElementsMissing.
+"""
 
 
 class _About(msgspec.Struct, tag="dump", tag_field="t"):
-    """The first line."""
+    """The first line of the index."""
 
     version: int
     kind: str = ""
@@ -41,7 +43,9 @@ _decode = msgspec.json.Decoder(_About | Record | Call | Program | Note).decode
 
 
 def open_run(place: Place, kind: str, find: Find) -> Run:
-    """The run that the index of a folder tells of. Raises UnreadableRun when it is damaged."""
+    """Returns the run that the index of a folder describes. Raises UnreadableRun when it is
+    damaged.
+    """
     about, *lines = _lines(place)
     if not isinstance(about, _About) or about.version != 1:
         raise UnreadableRun(
@@ -117,7 +121,7 @@ def _add(building: Building, record: Record, find: Find) -> None:
 
 
 def _as(load: Load, dtype: str, shape: tuple[int, ...]) -> Load:
-    """Elements in the dtype that the record had, where the file holds their bits only."""
+    """Converts elements to the dtype of the record, where the file stores only their bits."""
 
     def loaded() -> Array:
         array, want = load(), dtypes.named(dtype)

@@ -1,8 +1,9 @@
-"""What people write into names of files and entries: steps, ranks, counters, inputs and outputs.
+"""Parses names of files and entries that people chose: steps, ranks, counters, inputs and outputs.
 
-Words stand in the tables here, and nowhere else. A mark is a word with a number (`step3`, `dp0`,
-`第3步`). A part of a path that is all mark is one; a mark at the end of a longer name is one where
-at least half of the names of the dump have that word, so that a module called `token_1` stays.
+The tables here are the only place that lists such words. A mark is a word with a number (`step3`,
+`dp0`, `第3步`). Parts of a path that consist of marks only always count; a mark at the end of a
+longer name counts where at least half of the names of the dump have that word, so that a module
+called `token_1` keeps its name.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ _STEP_WORDS = (
     "pass|forward|fwd|turn|call",
     "tok(?:en)?|词",
 )
-"""Of what is counted, the outermost first."""
+"""Words of counters, the outermost counter first."""
 _RANK_WORDS = (
     "(?:(?:global|local|tp|mp|pp|dp|ep|cp|sp|tensor|pipeline|data)_?)?rank|[tmpdec]p|node|device|worker"
     "|proc(?:ess)?|r|gpu|cuda|npu|xpu|hpu|卡|进程|设备"
@@ -51,9 +52,11 @@ _LAST_WORDS = {
     "x": "input", "y": "output", "pre": "input", "post": "output",
     "before": "input", "after": "output",
 }  # fmt: skip
-"""Of a side where they end all names; they begin and end names of modules, too."""
+"""Words of a side (input or output) that count where all names end in one; they also begin and end
+names of modules.
+"""
 _CLEAR = frozenset(("input", "inputs", "输入", "output", "outputs", "输出"))
-"""Of these, words that mean a side wherever they end a name."""
+"""Those words that mean a side wherever they end a name."""
 _ACTIVATION = re.compile(
     r"(?:act(?:ivation)?s?|hidden(?:_states?)?|features?|taps?|intermediates?|激活)\."
     r"(?!.*(?:weight|bias|running_\w+|num_batches_tracked)$)|.*\.grad$",
@@ -67,8 +70,8 @@ _PREFIX = re.compile(rf"^{_SIDE}[._-](?=.)|(?<=\.)(?P<inner>(?i:{'|'.join(_SIDES
 
 
 class Mark(NamedTuple):
-    """level: of a step, as in `_STEP_WORDS`, -1 for a rank, -2 for a phase. word: in small letters,
-    what it is a number of.
+    """A word with a number. level: of a step, as in `_STEP_WORDS`, -1 for a rank, -2 for a phase.
+    word: in lower case.
     """
 
     level: int
@@ -77,7 +80,7 @@ class Mark(NamedTuple):
 
 
 class Said(NamedTuple):
-    """What the path of a tensor says."""
+    """What the path of a tensor states."""
 
     name: str
     step: int
@@ -85,7 +88,7 @@ class Said(NamedTuple):
 
 
 def tell(paths: Sequence[str], inner: Sequence[str]) -> list[Said]:
-    """What the names of the tensors of one dump say.
+    """Parses the names of the tensors of one dump.
 
     paths: of their files, relative, with forward slashes. inner: names in the file, "" for its only
     tensor.
@@ -108,15 +111,16 @@ def tell(paths: Sequence[str], inner: Sequence[str]) -> list[Said]:
 
 
 def _pieces(path: str, name: str) -> list[str]:
-    """Folders, the name of the file and the name in it."""
+    """Splits a path into folders, the name of the file and the name in it."""
     *folders, last = path.split("/")
     stem, dot, _ = last.rpartition(".")
     return [*folders, stem if dot and stem else last, *([name] if name else [])]
 
 
 def _calls_behind(names: Sequence[str]) -> list[tuple[str, list[Mark]]]:
-    """(name without the number of its call, that) of names such as `layers.3.mlp-1`: the same
-    several numbers behind every name, most of which have another of their own.
+    """Splits names such as `layers.3.mlp-1` into (name without the number of its call, that number
+    as a mark). Applies where all names end in the same set of several numbers and most have another
+    number of their own.
     """
     matches = [_CALL.fullmatch(name) for name in names]
     numbers: dict[str, set[str]] = defaultdict(set)
@@ -130,7 +134,7 @@ def _calls_behind(names: Sequence[str]) -> list[tuple[str, list[Mark]]]:
 
 
 def _words_of_most(pieces: Sequence[Sequence[str]]) -> frozenset[str]:
-    """The words of marks that at least half of the names have at an end of a part."""
+    """Returns the words of marks that at least half of the names have at an end of a part."""
     counts: Counter[str] = Counter()
     for row in pieces:
         counts.update({mark.word for piece in row for mark in _marked(piece)[1]})
@@ -138,7 +142,9 @@ def _words_of_most(pieces: Sequence[Sequence[str]]) -> frozenset[str]:
 
 
 def _are_ranks(pieces: Sequence[Sequence[str]]) -> bool:
-    """Is `r0` a rank? All names have one, and most names have all; else it is a part of a model."""
+    """Whether `r0` is a rank: all names have such a mark, and most names occur with each number;
+    otherwise it belongs to the model.
+    """
     names: dict[int, set[str]] = defaultdict(set)
     for row in pieces:
         parted = [_marked(piece) for piece in row]
@@ -152,7 +158,7 @@ def _are_ranks(pieces: Sequence[Sequence[str]]) -> bool:
 
 @lru_cache(maxsize=65536)
 def _marked(piece: str) -> tuple[str, tuple[Mark, ...]]:
-    """A part of a name without the marks at its ends, and these."""
+    """Returns (a part of a name without the marks at its ends, these marks)."""
     if not _ANY.search(piece):
         return piece, ()
     if phase := _PHASE.fullmatch(piece):
@@ -174,7 +180,9 @@ def _mark(match: re.Match[str]) -> Mark:
 
 
 def _parted(piece: str, common: frozenset[str]) -> tuple[str, tuple[Mark, ...]]:
-    """As `_marked`, where the part is all marks, or has words of most names alone."""
+    """As `_marked`, for a part that consists of marks only, or only with words that most names
+    have.
+    """
     rest, marks = _marked(piece)
     if not all(mark.word in common for mark in marks if rest or mark.word == _LETTER):
         return piece, ()
@@ -182,9 +190,9 @@ def _parted(piece: str, common: frozenset[str]) -> tuple[str, tuple[Mark, ...]]:
 
 
 def _numbered(marks: Sequence[Sequence[Mark]]) -> list[int]:
-    """One number for the marks of each name: their own where one kind of them varies, else that of
-    their place among all. Prefills come first; decodes alone begin with 1, after the prefill that
-    is not there.
+    """Returns one number for the marks of each name: their own number where only one kind of mark
+    varies, else their position among all. Prefills come first; a dump of decodes alone begins with
+    1, after the missing prefill.
     """
     keys = [{(mark.level, mark.word): mark.number for mark in row} for row in marks]
     values: dict[tuple[int, str], set[int | None]] = defaultdict(set)
@@ -204,7 +212,7 @@ def _numbered(marks: Sequence[Sequence[Mark]]) -> list[int]:
 
 
 def _place_of(key: Mapping[tuple[int, str], int]) -> tuple[tuple[int, str, int], ...]:
-    """Where marks stand among others: prefills before decodes, the outermost count first."""
+    """Returns a sort key of marks: prefills before decodes, the outermost counter first."""
     words = {"prefill": ""}
     return tuple(sorted((level, words.get(word, word), n) for (level, word), n in key.items()))
 
@@ -212,8 +220,8 @@ def _place_of(key: Mapping[tuple[int, str], int]) -> tuple[tuple[int, str, int],
 def _names(
     parts: Sequence[Sequence[str]], inner: Sequence[str], files: int
 ) -> list[str]:  # fmt: skip
-    """Dotted names of what is left. The name of a file is none of it where all files have one, or
-    are parts of one checkpoint; nor is a name in the file that is the same in all.
+    """Returns dotted names of the rest. The name of the file is left out where all files have the
+    same one, or are parts of one checkpoint; so is a name in the file that is the same in all.
     """
     heads, tails = [], []
     for row, name in zip(parts, inner, strict=True):
@@ -241,12 +249,13 @@ def _names(
 
 
 def sides(names: Sequence[str]) -> list[tuple[str, str, str]]:
-    """(scope, "input" or "output", slot) of each name: `layers.0.mlp.input.1` is input 1 of
-    layers.0.mlp. What says nothing is an output under its whole name.
+    """Returns (scope, "input" or "output", slot) of each name: `layers.0.mlp.input.1` is input 1 of
+    layers.0.mlp. A name that states no side is an output under its whole name.
 
-    Words at the end, or else at the beginning or as folders, tell where every name has one. Where
-    some have, an input is one by a clear word, and an output is one whose module has an input: BERT
-    has modules called output. Inputs alone are judged one after the other, under their whole names.
+    A word at the end of a name, else at its beginning or as a folder, counts where every name has
+    one. Where only some have one, a clear word makes an input, and a word makes an output if its
+    module has an input: BERT has modules called output. Names that state inputs alone are checked
+    one by one, under their whole names.
     """
     at_end, at_start = ([at(name) for name in names] for at in (_at_end, _at_start))
     if all(side and side[0] and side[1] == "input" for side in at_end):
@@ -273,7 +282,9 @@ def _scopes(sides: Iterable[tuple[str, str, str] | None], kind: str) -> set[str]
 
 
 def _are_folders(sides: Iterable[tuple[str, str, str]]) -> bool:
-    """Do sides stand in front of modules, the same several on both: `layer_0.in.conv1`?"""
+    """Whether sides precede module names, with the same several modules on both sides:
+    `layer_0.in.conv1`.
+    """
     slots: dict[tuple[str, str], set[str]] = defaultdict(set)
     for scope, side, slot in sides:
         slots[scope, side].update([slot] * slot[:1].isalpha())
@@ -285,7 +296,9 @@ def _are_folders(sides: Iterable[tuple[str, str, str]]) -> bool:
 
 
 def is_activation(name: str) -> bool:
-    """Does a name say that its tensor is not a weight: `activations.x`, `x.output.0`, `x.grad`?"""
+    """Whether a name states that its tensor is not a weight: `activations.x`, `x.output.0`,
+    `x.grad`.
+    """
     return bool(_ACTIVATION.match(name)) or _at_end(name, clear=True) is not None
 
 
@@ -318,11 +331,11 @@ _COUNTERS = (
 
 
 def counted(moments: Sequence[Hashable], scopes: Sequence[str]) -> list[tuple[str, int]] | None:
-    """(name without its counter, counter) of each name, where all names have one: a number that
-    belongs to one call in each moment; None where there is none. moments: steps and ranks.
+    """Returns (name without its counter, counter) of each name, None where there is none. All names
+    must have one: a number that belongs to one call in each moment. moments: steps and ranks.
 
-    A number in front with a bar behind it is one; another is where it tells calls apart that have
-    several names, for numbers of layers are shared by what is in a layer.
+    A number at the front, followed by a bar, is a counter. Any other number is one if it separates
+    calls that have several names each, since all names inside a layer share its number.
     """
     shared = _shared_start(scopes)
     bare = [scope[len(shared) :] for scope in scopes]
@@ -347,7 +360,9 @@ def counted(moments: Sequence[Hashable], scopes: Sequence[str]) -> list[tuple[st
 
 
 def _shared_start(names: Iterable[str]) -> str:
-    """What all names begin with, up to a bar or a dot in front of a number; "" for one name."""
+    """Returns the common prefix of all names, up to a bar or a dot before a number; "" for one
+    name.
+    """
     different = sorted(set(names))
     if len(different) < 2:
         return ""

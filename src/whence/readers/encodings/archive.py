@@ -1,5 +1,5 @@
-"""Bytes in files and in zip archives: read or memory-mapped where they lie as they are, unpacked
-within bounds where they do not.
+"""Reads bytes in files and zip archives: memory-mapped or read where they are stored as is,
+decompressed within limits where they are not.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ from whence.readers.encodings import limits
 
 Bytes = npt.NDArray[np.uint8]
 MAPPED_FROM = 1 << 16
-"""Bytes from which a part of a file is mapped. Fewer are read: that is faster than a mapping, which
-also keeps the file open.
+"""Size in bytes from which a part of a file is mapped. Smaller parts are read: that is faster than
+a mapping, which also keeps the file open.
 """
 
 
 def words(data: Bytes, word: np.dtype[np.generic]) -> npt.NDArray[np.generic]:
-    """Bytes as elements; copied only where an archive has put them at an odd place."""
+    """Returns bytes as elements; copies only where an archive stores them unaligned."""
     return np.require(data.view(word), requirements="A")
 
 
 def bytes_of(path: Path, start: int, nbytes: int) -> Bytes:
-    """Bytes of a file, read-only, memory-mapped where they are many. Raises OSError, and ValueError
-    where the file has fewer.
+    """Returns bytes of a file, read-only, memory-mapped from `MAPPED_FROM` on. Raises OSError, and
+    ValueError where the file has fewer.
     """
     if not nbytes:
         return np.empty(0, np.uint8)
@@ -55,9 +55,8 @@ def bytes_of(path: Path, start: int, nbytes: int) -> Bytes:
 
 
 def unpacked(data: Bytes, name: str, bits: int, count: int) -> npt.NDArray[Any]:
-    """Elements of less than a byte as the narrowest type that is at hand; the first lies in the
-    lowest bits. name: of their type, of which "uint.." has no sign, and "float.." is one of
-    ml_dtypes.
+    """Unpacks elements of less than a byte to the narrowest available type; the first is in the
+    lowest bits. name: of their type: "uint.." is unsigned, "float.." is one of ml_dtypes.
     """
     flags = np.unpackbits(data, bitorder="little")[: count * bits].reshape(count, bits)
     codes: npt.NDArray[Any] = (flags << np.arange(bits, dtype=np.uint8)).sum(1, np.uint8)
@@ -73,8 +72,8 @@ _LOOK = 4096  # elements of each end
 
 
 def ends(load: Callable[[], npt.NDArray[Any]]) -> Hashable | None:
-    """What stands for a tensor where only sameness is asked: its form, and both ends of its
-    elements; None of a single element, and where they cannot be read.
+    """Returns a stand-in for a tensor that is equal for equal tensors: dtype, shape and both ends
+    of its elements; None for a single element, and where they cannot be read.
     """
     try:
         array = load()
@@ -86,10 +85,10 @@ def ends(load: Callable[[], npt.NDArray[Any]]) -> Hashable | None:
 
 
 class File:
-    """A file, or bytes, of which parts are asked for. name: to call it in errors. Raises
-    UnreadableRun when there is no such file.
+    """A file, or bytes, read in parts. name: in errors. Raises UnreadableRun when there is no such
+    file.
 
-    written: when it was, in nanoseconds.
+    written: modification time in nanoseconds.
     """
 
     def __init__(self, source: Path | bytes, name: str = "") -> None:
@@ -107,8 +106,8 @@ class File:
             raise UnreadableRun(f"cannot read {self.name}: {error.strerror or error}") from error
 
     def part(self, start: int, nbytes: int) -> Bytes:
-        """Bytes of the file, as `bytes_of` gives them. Raises ElementsMissing when there are not as
-        many.
+        """Returns bytes of the file, as `bytes_of` does. Raises ElementsMissing when there are
+        fewer.
         """
         if start < 0 or nbytes < 0 or start + nbytes > self.size:
             raise ElementsMissing(
@@ -124,11 +123,11 @@ class File:
             raise ElementsMissing(f"cannot read {self.name}: {error}") from error
 
     def head(self, nbytes: int) -> bytes:
-        """The first bytes, fewer where the file ends."""
+        """Returns the first bytes, fewer where the file ends."""
         return bytes(self.part(0, min(nbytes, self.size)))
 
     def entries(self) -> dict[str, zipfile.ZipInfo]:
-        """What a zip archive holds, by name, in its order. Raises UnreadableRun."""
+        """Returns the entries of a zip archive by name, in its order. Raises UnreadableRun."""
         try:
             with self._open() as file, zipfile.ZipFile(file) as archive:
                 return {info.filename: info for info in archive.infolist()}
@@ -136,8 +135,8 @@ class File:
             raise UnreadableRun(f"{self.name} is a damaged zip archive: {error}") from error
 
     def entry(self, info: zipfile.ZipInfo, nbytes: int | None = None) -> Bytes:
-        """The bytes of one entry, or its first `nbytes`: in place where it is stored, else
-        unpacked. Raises ElementsMissing.
+        """Returns the bytes of one entry, or its first `nbytes`: mapped where it is stored
+        uncompressed, else decompressed. Raises ElementsMissing.
         """
         label = f"{self.name}: {info.filename}"
         if info.flag_bits & 1:
@@ -163,7 +162,9 @@ class File:
             raise ElementsMissing(f"{label} cannot be unpacked: {error}") from error
 
     def _start(self, info: zipfile.ZipInfo, label: str) -> int:
-        """Where the bytes of an entry begin, behind its own header. Raises ElementsMissing."""
+        """Returns where the bytes of an entry begin, behind its own header. Raises
+        ElementsMissing.
+        """
         head = bytes(self.part(info.header_offset, 30))
         if head[:4] != b"PK\x03\x04":
             raise ElementsMissing(f"{label} is not where the archive says")

@@ -1,7 +1,7 @@
-"""FlatBuffers: tables whose fields are told by number, by a schema that the reader knows.
+"""Reads FlatBuffers: tables whose fields have numbers, by a schema that the reader knows.
 
-Source: https://flatbuffers.dev/internals/. A file is untrusted: every place is looked up within it,
-and no more tables are read than it has room for.
+Source: https://flatbuffers.dev/internals/. A file is untrusted: every offset is checked against its
+size, and no more tables are read than fit into it.
 """
 
 from __future__ import annotations
@@ -14,24 +14,24 @@ _TABLE_BYTES = 4  # the least of a table: where the list of its fields stands
 
 
 class Flatbuffer:
-    """The bytes of a file. Raises ValueError where it leads out of them, here as everywhere."""
+    """The bytes of a file. Every method raises ValueError for an offset outside them."""
 
     def __init__(self, data: memoryview) -> None:
         self.data = data
         self._left = len(data) // _TABLE_BYTES
 
     def at(self, place: int, kind: str) -> tuple[Any, ...]:
-        """Numbers from a byte on; kind: as `struct` has it."""
+        """Returns numbers that start at a byte. kind: a `struct` format."""
         if not 0 <= place <= len(self.data) - struct.calcsize(f"<{kind}"):
             raise ValueError(f"it leads to byte {place} of {len(self.data)}")
         return struct.unpack_from(f"<{kind}", self.data, place)
 
     def behind(self, place: int) -> int:
-        """The place that an offset leads to."""
+        """Returns the position that an offset points to."""
         return place + int(self.at(place, "I")[0])
 
     def table(self, place: int) -> Table:
-        """The table at a place."""
+        """Returns the table at a position."""
         self._left -= 1
         if self._left < 0:
             raise ValueError("it holds tables within themselves")
@@ -41,32 +41,32 @@ class Flatbuffer:
 
 
 class Table:
-    """A table: its fields by number, each of which may be left out."""
+    """A table: its fields by number, each of which may be absent."""
 
     def __init__(self, file: Flatbuffer, place: int, fields: tuple[int, ...]) -> None:
         self._file, self._place, self._fields = file, place, fields
 
     def number(self, field: int, kind: str, default: int = 0) -> Any:
-        """A number; kind: as `struct` has it."""
+        """Returns a number. kind: a `struct` format."""
         place = self._where(field)
         return self._file.at(place, kind)[0] if place else default
 
     def text(self, field: int) -> str:
-        """A text, "" where it is left out."""
+        """Returns a text, "" where it is absent."""
         return bytes(self.numbers(field, "B")).decode("utf-8", "replace")
 
     def numbers(self, field: int, kind: str) -> tuple[int, ...]:
-        """A vector of numbers."""
+        """Returns a vector of numbers."""
         place = self._behind(field)
         return self._file.at(place + 4, f"{self._file.at(place, 'I')[0]}{kind}") if place else ()
 
     def table(self, field: int) -> Table | None:
-        """A table, or what is one of several."""
+        """Returns a table, or the member of a union."""
         place = self._behind(field)
         return self._file.table(place) if place else None
 
     def tables(self, field: int) -> Iterator[Table]:
-        """A vector of tables."""
+        """Returns a vector of tables."""
         place = self._behind(field)
         for n in range(self._file.at(place, "I")[0] if place else 0):
             yield self._file.table(self._file.behind(place + 4 + 4 * n))

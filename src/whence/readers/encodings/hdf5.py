@@ -1,9 +1,9 @@
-"""HDF5 files, read by a process of their own: libhdf5 ends the process on some damaged files, and
-takes gigabytes for others.
+"""Reads HDF5 files in a separate process: libhdf5 crashes on some damaged files and takes gigabytes
+of memory for others.
 
-`hdf5_worker` is that process; it starts with the first file of a reader, and ends with it. Its
-memory and its CPU time are bounded, and it may die: then the object it was at is left out and a new
-one goes on behind it.
+`hdf5_worker` is that process; it starts with the first file of a reader and ends with the reader.
+Its memory and CPU time are limited. If it dies, the object that it was reading is skipped and a new
+process continues after it.
 """
 
 from __future__ import annotations
@@ -37,9 +37,7 @@ _FAREWELL_S = 5.0
 
 
 class Worker:
-    """One process for the files of one dump. Raises MissingDependency without h5py. Safe with
-    threads.
-    """
+    """One process for the files of one dump. Raises MissingDependency without h5py. Thread-safe."""
 
     def __init__(self) -> None:
         if importlib.util.find_spec("h5py") is None:
@@ -50,8 +48,8 @@ class Worker:
         self._lock = threading.Lock()
 
     def index(self, file: Path) -> list[dict[str, Any]]:
-        """What the file holds: the messages of `hdf5_worker`. An object that libhdf5 dies of is
-        "damaged". Raises UnreadableRun.
+        """Returns the content of the file as messages of `hdf5_worker`. An object that crashes
+        libhdf5 is "damaged". Raises UnreadableRun.
         """
         deadly: dict[str, str] = {}
         while True:
@@ -76,7 +74,9 @@ class Worker:
             ]
 
     def read(self, file: Path, name: str, nbytes: int) -> Bytes:
-        """The elements of a dataset as `nbytes` bytes in C order. Raises ElementsMissing."""
+        """Returns the elements of a dataset as `nbytes` bytes in C order. Raises
+        ElementsMissing.
+        """
         data = np.empty(nbytes, np.uint8)
         filled = 0
         try:
@@ -89,8 +89,8 @@ class Worker:
         return data
 
     def _ask(self, request: dict[str, Any], data: Bytes | None = None) -> Iterator[dict[str, Any]]:
-        """The JSON frames of the answer; elements go into `data`. Raises _Died, UnreadableRun for
-        an error in words.
+        """Returns the JSON frames of the answer; elements go into `data`. Raises _Died,
+        UnreadableRun for an error in words.
         """
         with self._lock:
             process = self._started()
@@ -122,7 +122,7 @@ class Worker:
             for name, value in os.environ.items()
             if not name.startswith(("PYTHON", "HDF5_"))
         }
-        # Neither plug-ins of the file's choice nor threads that reserve memory.
+        # Neither filter plug-ins that the file names nor threads that reserve memory.
         environment |= {
             "HDF5_PLUGIN_PRELOAD": "::",
             "OPENBLAS_NUM_THREADS": "1",
@@ -154,9 +154,7 @@ class Worker:
 
 
 class _Died(Exception):
-    """The process ended in the middle of an answer. is_final: trying again would take as long
-    again.
-    """
+    """The process ended in the middle of an answer. is_final: a retry would take as long again."""
 
     def __init__(self, process: subprocess.Popen[bytes]) -> None:
         _ended(process, os.getpid(), kill=False)
@@ -171,7 +169,9 @@ class _Died(Exception):
 
 
 def _ended(process: subprocess.Popen[bytes], pid: int, *, kill: bool = True) -> None:
-    """See the process off. In a forked child it is the parent's."""
+    """Closes the pipes and waits for the process to end. In a forked child it does nothing, since
+    the process belongs to the parent.
+    """
     if pid != os.getpid():
         return
     if kill:

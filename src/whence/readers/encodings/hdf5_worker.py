@@ -38,18 +38,18 @@ _DAMAGE = (
 
 
 class Pipe:
-    """The frames of the answers."""
+    """Writes the frames of the answers."""
 
     def __init__(self, fd: int) -> None:
         self._fd = fd
 
     def send(self, letter: bytes, payload: bytes | memoryview = b"") -> None:
-        """Write one frame."""
+        """Writes one frame."""
         self._write(struct.pack("<cQ", letter, len(payload)))
         self._write(payload)
 
     def say(self, **fields: Any) -> None:
-        """Write one JSON frame. Names that are not UTF-8 survive as escapes."""
+        """Writes one JSON frame. Names that are not UTF-8 are kept as escapes."""
         payload = json.dumps(fields).encode("ascii")
         self._write(struct.pack("<cQ", b"J", len(payload)) + payload)
 
@@ -60,7 +60,7 @@ class Pipe:
 
 
 def main() -> None:
-    """Answer until stdin ends."""
+    """Answers requests until stdin ends."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     pipe = Pipe(os.dup(1))
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # nothing but frames may come through
@@ -96,12 +96,14 @@ def main() -> None:
 
 
 def short(error: BaseException) -> str:
-    """What an exception says, in one line."""
+    """Returns an exception's message in one line."""
     return " ".join(str(error).split())[:200] or type(error).__name__
 
 
 def _allow(nbytes: int, seconds: float) -> None:
-    """Bound what the process takes from now on: memory beyond what it has, and CPU time."""
+    """Limits the resources of the process from now on: memory beyond its present use,
+    and CPU time.
+    """
     try:
         with open("/proc/self/statm", encoding="ascii") as file:  # noqa: PTH123 - as above
             current = int(file.read().split()[0]) * resource.getpagesize()
@@ -116,11 +118,11 @@ def _allow(nbytes: int, seconds: float) -> None:
     )
 
 
-# ---- what a file holds
+# ---- content of a file
 
 
 def _index(pipe: Pipe, file: Any, skip: list[str]) -> None:
-    """Every dataset, step by step, in order."""
+    """Sends every dataset, step by step, in order."""
     import h5py
 
     steps = []
@@ -149,15 +151,15 @@ def _group(pipe: Pipe, group: Any, skip: Container[str], *, whole: bool = False)
 
 
 _SMALL = 2048
-"""Bytes of elements below which libhdf5 puts them into a block that it began before."""
+"""Size in bytes below which libhdf5 places elements in a block that it allocated earlier."""
 
 
 def _members(pipe: Pipe, group: Any, skip: Container[str]) -> list[str]:
-    """Names in a group in the order in which they were made; by where they lie in the file where it
-    does not keep that order.
+    """Returns the names in a group in order of creation; by file position where the file does not
+    record that order.
 
-    What describes a dataset may lie in a hole that an older one left, its elements never do: large
-    ones lie in the order in which they were made, and so do small ones.
+    The metadata of a dataset may fill a hole that an older one left; its elements never do. Large
+    elements are stored in order of creation, and so are small ones.
     """
     from h5py import h5, h5p
 
@@ -183,7 +185,9 @@ def _members(pipe: Pipe, group: Any, skip: Container[str]) -> list[str]:
 
 
 def _elements_of(group: Any, name: bytes) -> tuple[int | None, int]:
-    """Where the elements of a dataset lie in one piece, None where they do not, and their bytes."""
+    """Returns (file position of a dataset's elements if they are contiguous, else None; their
+    bytes).
+    """
     from h5py import h5d, h5l
 
     try:
@@ -208,8 +212,8 @@ def _datasets(
     *,
     whole: bool = False,
 ) -> Iterator[tuple[str, str, Any]]:
-    """(shown name, path, dataset) below a group, in order. What leads outside the file, or back, is
-    not followed, and said.
+    """Yields (shown name, path, dataset) below a group, in order. Links that lead outside the file,
+    or back, are reported and not followed.
     """
     import h5py
 
@@ -247,9 +251,7 @@ def _datasets(
 
 
 def _tensor(dataset: Any) -> dict[str, Any]:
-    """What is to be known of a dataset before its elements are asked for; nothing of its elements
-    is read.
-    """
+    """Returns what is needed before a dataset's elements are read; reads no elements."""
     from h5py import h5d
 
     description: dict[str, Any] = {
@@ -293,7 +295,7 @@ def _tensor(dataset: Any) -> dict[str, Any]:
 
 
 def _is_plain(dataset: Any) -> bool:
-    """Do the bytes in the file mean what the same bytes mean to numpy? HDF5 knows other floats, and
+    """Whether numpy interprets the bytes in the file as HDF5 does; HDF5 has other floats, and
     integers with padding.
     """
     from h5py import h5t
@@ -308,8 +310,8 @@ def _is_plain(dataset: Any) -> bool:
 
 
 def _fill(dataset: Any, plan: Any) -> str | None:
-    """The bytes, in hex, that an element has which nobody wrote; None when the file does not define
-    them.
+    """Returns the bytes, in hex, of an element that was never written; None when the file does not
+    define them.
     """
     import numpy as np
     from h5py import h5d
@@ -322,8 +324,8 @@ def _fill(dataset: Any, plan: Any) -> str | None:
 
 
 def _attribute(dataset: Any, name: str, max_bytes: int) -> str:
-    """A text attribute of one element, "" when there is none or it is something else. Its size is
-    looked at before it is read.
+    """Returns a text attribute of one element, "" when it is absent or something else. Its size is
+    checked before it is read.
     """
     from h5py import h5a, h5t
 
@@ -351,7 +353,7 @@ def _attribute(dataset: Any, name: str, max_bytes: int) -> str:
 
 
 def _read(pipe: Pipe, dataset: Any) -> None:
-    """The elements of a dataset in C order, unpacked a few rows of chunks at a time."""
+    """Sends the elements of a dataset in C order, decompressed a few rows of chunks at a time."""
     import numpy as np
 
     shape, size = dataset.shape, dataset.dtype.itemsize

@@ -1,4 +1,6 @@
-"""JSON that another tool wrote, with the NaN and Infinity that Python's own writer leaves."""
+"""Reads JSON that another tool wrote, including the NaN and Infinity that Python's own writer
+emits.
+"""
 
 from __future__ import annotations
 
@@ -17,13 +19,12 @@ _WIDE_BYTES = 256 << 20
 
 
 def json_of(path: Path) -> Any:
-    """What a file of JSON holds. Raises OSError; ValueError and RecursionError for text that is no
-    JSON.
+    """Returns the content of a JSON file. Raises OSError; ValueError and RecursionError for text
+    that is not JSON.
 
-    Zeros are looked for first, piece by piece: a file that was not written to its end, or has holes
-    (a few bytes on the disk, gigabytes to read), takes several times its size as text before a
-    parser comes to them. The parser is that of the standard library: orjson ends the process where
-    memory ends.
+    Zero bytes are searched first, piece by piece: an incomplete or sparse file (a few bytes on the
+    disk, gigabytes to read) would take several times its size as text before a parser reaches them.
+    The parser is that of the standard library: orjson aborts the process when memory runs out.
     """
     with path.open("rb") as file:
         head = file.read(_BEGINNING)
@@ -40,7 +41,7 @@ _AGAIN = "copy or dump it again"
 
 
 def tree_of(path: Path, name: str, remedy: str = _AGAIN, limit: int = limits.JSON_BYTES) -> Any:
-    """As `json_of`; raises UnreadableRun, also beyond `limit` bytes. name: as errors call it."""
+    """As `json_of`; raises UnreadableRun, also beyond `limit` bytes. name: in errors."""
     try:
         if (size := path.stat().st_size) > limit:
             raise UnreadableRun(f"{name} has {size} bytes, more than {limit}; dump less at once")
@@ -57,7 +58,7 @@ def tree_of(path: Path, name: str, remedy: str = _AGAIN, limit: int = limits.JSO
 def object_of(
     path: Path, name: str, remedy: str = _AGAIN, limit: int = limits.JSON_BYTES
 ) -> dict[str, Any]:
-    """As `tree_of`, of a file that holds an object."""
+    """As `tree_of`, for a file that holds an object."""
     tree = tree_of(path, name, remedy, limit)
     if not isinstance(tree, dict):
         raise UnreadableRun(f"{name} holds a {type(tree).__name__}, not an object")
@@ -65,8 +66,8 @@ def object_of(
 
 
 def leaves(tree: Any, is_leaf: Callable[[Any], bool]) -> Iterator[tuple[str, Any]]:
-    """(dotted path, leaf) of nested lists and objects, in their order; what is neither is a leaf
-    too.
+    """Yields (dotted path, leaf) of nested lists and objects, in their order; a value that is
+    neither is a leaf as well.
     """
     todo = [("", tree)]
     while todo:
@@ -80,7 +81,7 @@ def leaves(tree: Any, is_leaf: Callable[[Any], bool]) -> Iterator[tuple[str, Any
 
 
 def refuse_zeros(file: IO[bytes]) -> None:
-    """Raise ValueError where a text holds zeros."""
+    """Raises ValueError where a text holds zero bytes."""
     file.seek(0)
     place = 0
     while piece := file.read(_PIECE):

@@ -1,5 +1,5 @@
-"""How much a dump may ask for. A dump is untrusted: what it declares is checked against what is
-there before anything is allocated.
+"""Limits on what a dump may request. A dump is untrusted: declared sizes are checked against actual
+ones before anything is allocated.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ RANK = 64  # dimensions of a tensor
 
 
 def unpacked(nbytes: int, packed: int, label: str) -> None:
-    """Refuse what unpacks to far more than it is. Raises UnreadableRun."""
+    """Refuses data that decompresses to far more than its size. Raises UnreadableRun."""
     if nbytes > max(ZIP_FLOOR, ZIP_RATIO * packed):
         raise UnreadableRun(
             f"{label} says that its {packed} bytes unpack to {nbytes}; no tensor packs so well, "
@@ -26,7 +26,7 @@ def unpacked(nbytes: int, packed: int, label: str) -> None:
 
 
 def extents(shape: object, label: str) -> tuple[int, ...]:
-    """A shape out of a file: a sequence of whole numbers, none negative, at most 64. Raises
+    """Checks a shape from a file: a sequence of at most 64 non-negative integers. Raises
     UnreadableRun.
     """
     if not isinstance(shape, (list, tuple)) or len(shape) > RANK:
@@ -37,7 +37,9 @@ def extents(shape: object, label: str) -> tuple[int, ...]:
 
 
 def count(shape: tuple[int, ...]) -> int:
-    """Number of elements of a shape; whole numbers without bound, so nothing overflows."""
+    """Returns the number of elements of a shape as an unbounded integer, so that
+    nothing overflows.
+    """
     total = 1
     for extent in shape:
         total *= extent

@@ -1,4 +1,4 @@
-"""Numbers written as text: their elements, and how much of each the text keeps."""
+"""Numbers written as text: their values, and how many digits the text keeps."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ _EXACT = 10  # significant digits from which on a text holds every float32 as it
 
 @dataclass(frozen=True, slots=True)
 class Digits:
-    """What the numbers of one text show of how they were written.
+    """How the numbers of one text were written.
 
-    kept: significant digits, 0 where each has as many behind the point. last: place of the last
-    digit of the finest, 6 for 0.000001.
+    kept: significant digits, 0 where each number has the same count of decimals. last: decimal
+    place of the finest last digit, 6 for 0.000001.
     """
 
     kept: int
@@ -33,7 +33,7 @@ class Digits:
 
     @classmethod
     def of(cls, texts: Sequence[str]) -> Digits:
-        """Of all numbers of a file: one writer wrote them."""
+        """Derives the digits from all numbers of a file, which one writer wrote."""
         most, last, fractions, powers = 0, 0, set[int](), False
         for match in filter(None, map(_PARTS.search, texts)):
             whole, fraction, power = match[1] or "", match[2], match[3]
@@ -49,12 +49,12 @@ class Digits:
 
     @property
     def is_exact(self) -> bool:
-        """Whether every float32 is in the text as it is."""
+        """Whether the text represents every float32 exactly."""
         return self.kept >= _EXACT
 
     def step(self, values: Array) -> float:
-        """The step of the last digit that is kept of the largest of these; 0 where the text holds
-        them as they are.
+        """Returns the step of the last kept digit of the largest of these numbers; 0 where the text
+        is exact.
         """
         finite = values[np.isfinite(values)]
         top = float(np.abs(finite).max(initial=0.0))
@@ -76,8 +76,8 @@ class Values:
 
     @classmethod
     def of(cls, texts: Sequence[str], shape: tuple[int, ...], digits: Digits) -> Values:
-        """Whole numbers are int64, words for truth bool; others float32 where the text holds no
-        more than that, else float64. Raises ValueError.
+        """Converts words to numbers: integers become int64, true and false bool; others float32
+        where the text holds no more than that, else float64. Raises ValueError.
         """
         if texts and all(text in _TRUTH for text in texts):
             return cls(np.array([_TRUTH[text] for text in texts], np.bool_).reshape(shape))
@@ -92,7 +92,9 @@ class Values:
         return cls(narrow if is_narrow else wide, digits.step(wide))
 
     def shaped(self, shape: tuple[int, ...], dtype: str = "") -> Values:
-        """The same numbers as the file that holds them says they are. Raises ValueError."""
+        """Returns the same numbers with the dtype and shape that their file states. Raises
+        ValueError.
+        """
         array = self.array.reshape(shape)
         if dtype in dtypes.DTYPES and dtypes.named(dtype).kind != "complex":
             with np.errstate(over="ignore", invalid="ignore"):

@@ -1,5 +1,5 @@
-"""The .npy format, of files and of what other formats hold: header first, elements where they lie.
-No pickle is ever loaded.
+"""Reads the .npy format, in files and inside other formats: the header first, then the elements in
+place. Pickles are never loaded.
 
 Source: https://numpy.org/doc/stable/reference/generated/numpy.lib.format.html.
 """
@@ -22,13 +22,13 @@ from whence.readers.encodings.archive import Bytes, words
 
 MAGIC = b"\x93NUMPY"
 HEAD_BYTES = 10_012  # numpy reads headers of at most 10 000 bytes itself
-# As numpy names the types of ml_dtypes; of the 8-bit ones only e5m2 has a name of its own.
+# numpy's names of the types of ml_dtypes; of the 8-bit ones only e5m2 has a name of its own.
 _UNNAMED = {"V2": ml_dtypes.bfloat16, "f1": ml_dtypes.float8_e5m2}
 
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """What a .npy header says. dtype: whence's name, or numpy's with `why` it has no elements here.
+    """A .npy header. dtype: whence's name, or numpy's with `why` when elements cannot be read.
     start: of the elements, in bytes.
     """
 
@@ -41,12 +41,12 @@ class Header:
 
     @property
     def holds_objects(self) -> bool:
-        """Whether a pickle stands behind the header."""
+        """Whether a pickle follows the header."""
         return self.dtype.lstrip("<>=|")[:1] == "O"
 
 
 def header(head: bytes, label: str) -> Header:
-    """Read a header. head: the first 10 012 bytes, fewer where there are fewer. Raises
+    """Reads a header. head: the first 10 012 bytes, fewer where there are fewer. Raises
     UnreadableRun.
     """
     if head[:6] != MAGIC or len(head) < 12:
@@ -73,15 +73,17 @@ def header(head: bytes, label: str) -> Header:
 
 @functools.lru_cache(maxsize=1024)
 def _fields(text: bytes) -> tuple[object, object, object]:
-    """descr, fortran_order and shape; the files of a folder share a few headers."""
+    """Returns descr, fortran_order and shape; cached, since the files of a folder share a few
+    headers.
+    """
     # Python 2 wrote (3L, 4L).
     fields = ast.literal_eval(re.sub(r"(\d)L\b", r"\1", text.decode("latin1")).strip())
     return fields["descr"], fields["fortran_order"], fields["shape"]
 
 
 def array(header: Header, data: Bytes, label: str) -> Array:
-    """The array. data: the bytes from the start of the file on. Raises ElementsMissing when there
-    are too few.
+    """Returns the array. data: the bytes from the start of the file. Raises ElementsMissing when
+    there are too few.
     """
     if header.word is None:
         raise ElementsMissing(f"{label} {header.why}")
@@ -100,8 +102,8 @@ def array(header: Header, data: Bytes, label: str) -> Array:
 
 
 def bits(header: Header, data: Bytes, label: str) -> Array:
-    """The array, or its elements as whole numbers where numpy has no name for their type and they
-    have 8 bits.
+    """Returns the array, or its elements as integers where numpy has no name for their
+    8-bit type.
     """
     if header.word is None and header.dtype.endswith("V1"):
         header = replace(header, dtype="uint8", word=np.dtype(np.uint8))
@@ -109,7 +111,7 @@ def bits(header: Header, data: Bytes, label: str) -> Array:
 
 
 def _word(descr: object) -> tuple[np.dtype[np.generic] | None, str]:
-    """(dtype of the elements as they lie, why there is none)."""
+    """Returns (dtype of the stored elements, why they cannot be read or "")."""
     if not isinstance(descr, str):
         return None, "is a structured array; save each field by itself"
     kind = descr.lstrip("<>=|")

@@ -32,9 +32,9 @@ _DEPTH = 32  # of graphs inside graphs
 
 @dataclass(slots=True)
 class OnnxNode:
-    """One node. domain: "" for ONNX's own. inputs, outputs: names of values, "" for an optional one
-    that is absent. attributes: plain values, tensors as `OnnxTensor`, without graphs; graphs:
-    those, by attribute. metadata: what the exporter left.
+    """One node. domain: "" for ONNX's own. inputs, outputs: names of values, "" for an absent
+    optional one. attributes: plain values, tensors as `OnnxTensor`. graphs: attributes that are
+    graphs. metadata: entries that the exporter wrote.
     """
 
     op_type: str = ""
@@ -50,8 +50,8 @@ class OnnxNode:
 
 @dataclass(slots=True)
 class OnnxGraph:
-    """Nodes in the order of the file, which is one of execution. initializers: by name. shapes,
-    dtypes: of values, as far as they are stated; -1 of an extent that is not.
+    """Nodes in the order of the file, which is an execution order. initializers: by name. shapes,
+    dtypes: of values, where stated; -1 for an unknown extent.
     """
 
     nodes: list[OnnxNode] = field(default_factory=list)
@@ -65,8 +65,8 @@ class OnnxGraph:
 
 @dataclass(slots=True)
 class OnnxModel:
-    """A model. opsets: version by domain. functions: names of functions that it defines itself;
-    bodies: a hash of what each does, by that name.
+    """A model. opsets: version by domain. functions: names of functions that it defines itself.
+    bodies: function name -> hash of its body.
     """
 
     ir_version: int = 0
@@ -100,7 +100,7 @@ _ATTRIBUTE: Schema = {
 }  # fmt: skip
 """Values have the number of their type as name."""
 _ZERO: dict[int, Any] = {1: 0.0, 2: 0, 3: "", 4: None}
-"""Of types of a single value, what it is where proto3 left it out."""
+"""Type of a single value -> its value where proto3 omits it."""
 _MODEL: Schema = {
     1: ("ir_version", integers), 2: ("producer", texts), 3: ("release", texts), 7: ("graphs", raw),
     8: ("opsets", messages({1: ("domain", texts), 2: ("version", integers)})),
@@ -109,7 +109,7 @@ _MODEL: Schema = {
 
 
 def parse(message: protobuf.Buffer) -> OnnxModel:
-    """The model that a file holds. Raises ValueError when it is none."""
+    """Returns the model in a file. Raises ValueError when the file holds none."""
     fields = protobuf.read(message, _MODEL)
     model = OnnxModel(
         fields.last("ir_version", 0),
@@ -130,12 +130,12 @@ def parse(message: protobuf.Buffer) -> OnnxModel:
 
 
 def plain_domain(domain: str) -> str:
-    """ONNX's own domain has two names."""
+    """Returns "" for both names of ONNX's own domain."""
     return "" if domain == "ai.onnx" else domain
 
 
 def _graph(message: protobuf.Buffer, graph: OnnxGraph, depth: int) -> OnnxGraph:
-    """Add what a message says to a graph."""
+    """Adds the content of a message to a graph."""
     if depth > _DEPTH:
         raise ValueError("graphs are nested too deeply")
     fields = protobuf.read(message, _GRAPH)
@@ -152,7 +152,7 @@ def _graph(message: protobuf.Buffer, graph: OnnxGraph, depth: int) -> OnnxGraph:
 
 
 def _describe(value: Message, graph: OnnxGraph) -> None:
-    """Note dtype and shape of a value, as far as they are stated."""
+    """Records dtype and shape of a value, where stated."""
     name = value.last("name")
     for tensor in (tensor for kind in value["types"] for tensor in kind["tensors"]):
         if dtype := onnx_tensor.dtype_of(tensor.last("dtype", 0)):
@@ -190,7 +190,7 @@ def _attribute(fields: Message, node: OnnxNode, depth: int) -> None:
 
 
 def _float(value: float) -> Any:
-    """A number as plain JSON can hold it."""
+    """Returns a number in a form that plain JSON can hold."""
     return value if math.isfinite(value) else {"float": str(value)}
 
 

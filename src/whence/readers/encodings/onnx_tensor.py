@@ -1,5 +1,5 @@
-"""TensorProto, the tensor of ONNX files: header first, elements when asked for; inline, packed into
-number fields, or in a file beside.
+"""Reads TensorProto, the tensor of ONNX files: the header first, elements on request; they are
+inline, packed into number fields, or in another file.
 
 Source: onnx/onnx.proto3 and onnx/external_data_helper.py of onnx 1.19; field numbers are part of
 the format.
@@ -42,7 +42,7 @@ _NUMBERS: dict[int, np.dtype[Any]] = {4: np.dtype("<f4"), 10: np.dtype("<f8")}
 
 @dataclass(slots=True)
 class OnnxTensor:
-    """A TensorProto. dtype: whence's name; of types of less than a byte, that of the type which
+    """A TensorProto. dtype: whence's name; for types of less than a byte, that of the type which
     holds them.
     """
 
@@ -55,7 +55,7 @@ class OnnxTensor:
 
     @property
     def stored(self) -> str:
-        """The type as ONNX calls it."""
+        """The type in ONNX's spelling."""
         return _NAMES.get(self.number, f"type {self.number}")
 
     @property
@@ -63,13 +63,15 @@ class OnnxTensor:
         return _PACKED[self.stored][1] if self.stored in _PACKED else self.stored
 
     def why(self) -> str:
-        """Why it has no elements, "" when it should have."""
+        """Why it has no elements, "" when it should have them."""
         if self.number == 8:
             return "it holds texts"
         return "" if self.dtype in dtypes.DTYPES else f"its {self.stored} is not known"
 
     def array(self, inside: Callable[[str], Path]) -> Array:
-        """The elements. inside: gives the file of a name in the dump. Raises ElementsMissing."""
+        """Returns the elements. inside: returns the file of a name in the dump. Raises
+        ElementsMissing.
+        """
         kind, count = dtypes.named(self.dtype), limits.count(self.shape)
         bits = _PACKED[self.stored][0] if self.stored in _PACKED else kind.bits
         nbytes = (count * bits + 7) // 8
@@ -114,8 +116,8 @@ class OnnxTensor:
         return self._of_numbers()
 
     def _of_numbers(self) -> np.ndarray[Any, np.dtype[np.uint8]]:
-        """float_data, int32_data, int64_data, double_data or uint64_data as the bytes of the
-        tensor.
+        """Converts float_data, int32_data, int64_data, double_data or uint64_data to the bytes of
+        the tensor.
         """
         parts: list[Any] = []
         for number, kind, value in self.typed:
@@ -139,13 +141,13 @@ class OnnxTensor:
 
 
 def dtype_of(number: int) -> str:
-    """whence's name of a type that ONNX has by number; "" of one that is not known."""
+    """Returns whence's name of an ONNX type number; "" for an unknown one."""
     stored = _NAMES.get(number, "")
     return _PACKED[stored][1] if stored in _PACKED else stored
 
 
 def parse(message: protobuf.Buffer) -> OnnxTensor:
-    """A TensorProto; nothing but its header is decoded. Raises ValueError when it is none."""
+    """Reads a TensorProto; only its header is decoded. Raises ValueError when it is none."""
     tensor, shape = OnnxTensor(), list[int]()
     for number, kind, value in protobuf.fields(message):
         if number == 1:
