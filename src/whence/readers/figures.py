@@ -1,5 +1,5 @@
-"""A foreign dump made comparable: figures and hashes of its tensors, and which of them are one and
-the same.
+"""Prepares a foreign dump for comparison: computes statistics and hashes of its tensors, and finds
+equal ones.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ _SHOWN_BYTES = 4 << 30
 
 
 class MeasuredRun(Over):
-    """A dump with what a capture takes of every tensor: hash, statistics and sketch; and with the
-    data flow that equal content shows.
+    """A dump with the figures that a capture computes for every tensor (hash, statistics and
+    sketch), and with the data flow inferred from equal content.
 
-    A tensor that a call read and that equals bit by bit one seen before it (an output, an input) is
-    that one; so is what a call returns and was given, or its children made. Where elements are
-    missing, the dump's digest or equal figures tell. Tensors of fewer than 8 elements, or of one
-    value, are alike by chance and stay apart.
+    A tensor that a call reads and that equals bit by bit an earlier output or input becomes the
+    same record; so does a tensor that a call returns and that it received or its children computed.
+    Where elements are missing, the dump's digest or equal statistics decide. Tensors of fewer than
+    8 elements, or of one value, are equal by chance and stay separate.
     """
 
     def __init__(self, base: ForeignRun, threads: int | None = None) -> None:
@@ -68,7 +68,7 @@ class MeasuredRun(Over):
 
 
 def _damaged(base: Run, records: Sequence[Record]) -> list[Missing]:
-    """Files with tensors that are there, as the dump says, and cannot be read."""
+    """Returns the files whose tensors exist according to the dump and cannot be read."""
     damaged: dict[str, Missing] = {}
     for before, after in zip(base.records, records, strict=True):
         if after.why and not before.why:
@@ -80,14 +80,14 @@ def _damaged(base: Run, records: Sequence[Record]) -> list[Missing]:
 
 
 def with_figures(run: Run) -> Run:
-    """The run as `MeasuredRun` when a reader opened it, else the run itself. Reads every tensor
-    once.
+    """Returns the run as `MeasuredRun` when a reader opened it, else the run itself. Reads every
+    tensor once.
     """
     return MeasuredRun(run) if isinstance(run, ForeignRun) else run
 
 
 class ShownRun(Over):
-    """A dump whose tensors get their figures when they are looked at."""
+    """A dump whose tensors get their figures when they are displayed."""
 
     def __init__(self, base: ForeignRun) -> None:
         self._reasons: dict[int, str] = {}
@@ -102,18 +102,18 @@ class ShownRun(Over):
 
     @property
     def unreadable(self) -> list[str]:
-        """What of the dump cannot be read, as far as it was looked at: files and objects that the
-        reader left out, then tensors.
+        """Returns what could not be read so far: files and objects that the reader left out, then
+        tensors.
         """
         left_out = [note.text for note in self.base.notes if note.kind == "error"]
         return list(dict.fromkeys((*left_out, *self._reasons.values())))
 
 
 def described_when_shown(run: ForeignRun, *, every: bool) -> Run:
-    """A dump as `ShownRun`.
+    """Returns a dump as `ShownRun`.
 
-    every: all of its tensors will be looked at; then only when that takes seconds (up to 4 GiB of
-    elements).
+    every: all of its tensors will be displayed; figures are then computed only when that takes
+    seconds (up to 4 GiB of elements).
     """
     if not every:
         return ShownRun(run)
@@ -144,7 +144,7 @@ def _described(run: Run, record: Record) -> Record:
 
 
 def _joined(calls: Iterable[Call], records: list[Record]) -> list[Call]:
-    """The calls, referring to one record where several hold the same tensor."""
+    """Returns the calls, referring to one record where several hold the same tensor."""
     calls = list(calls)
     below = children(calls)
     merged: dict[int, int] = {}
@@ -193,7 +193,7 @@ def _joined(calls: Iterable[Call], records: list[Record]) -> list[Call]:
 
 
 def _content(record: Record) -> Hashable | None:
-    """What two records of one tensor have in common; None where that would be chance."""
+    """Returns a key that two records of one tensor share; None where equality could be chance."""
     figures = record.statistics
     if (
         record.whole

@@ -1,8 +1,8 @@
-"""A folder as one run of what all readers find in it.
+"""Opens a folder as one run of everything that readers recognise in it.
 
-Readers are asked in their order; each takes the files whose paths it asks for, and the next sees a
-folder without them. What is left is asked for file by file. A file that may hold tensors and that
-nobody read is lacking: two runs are not called the same over it.
+Readers are asked in their order. Each takes the files whose paths it requests, and the next sees
+the folder without them. The remaining files are tried one by one. A file that may hold tensors and
+that no reader reads counts as missing: two runs are then not called equal.
 """
 
 from __future__ import annotations
@@ -19,24 +19,24 @@ from whence.readers.unread import Content, content_of, described, may_hold, not_
 from whence.records import Dumped, Lack, Missing, Over, Run, missing_of
 
 _TABLES = {".txt", ".csv", ".tsv", ".jsonl"}
-"""Of names of texts that are notes as often as tensors."""
+"""Endings of names of text files that are as often notes as tensors."""
 
 
 class NoTensor(UnreadableRun):
-    """A file of a known kind in which there is no tensor, and nothing that cannot be read."""
+    """A file of a known kind that holds no tensor, and nothing that cannot be read."""
 
 
 Readers = Mapping[str, Reader]
 
 
 def recognising(place: Place, readers: Readers) -> str:
-    """The name of the first reader that recognises a place, "" where none does."""
+    """Returns the name of the first reader that recognises a place, "" where none does."""
     return next((name for name, reader in readers.items() if _sniffed(reader, place)), "")
 
 
 def opened(place: Place, name: str, reader: Reader) -> Run:
-    """The run that a reader makes of a place. Raises UnreadableRun with the reader's words, also
-    where not one tensor can be read; MissingDependency.
+    """Returns the run that a reader opens at a place. Raises UnreadableRun with the reader's
+    reason, also where not one tensor can be read; MissingDependency.
     """
     try:
         run = reader.open_run(place)
@@ -65,10 +65,11 @@ def opened(place: Place, name: str, reader: Reader) -> Run:
 
 
 def open_folder(place: Place, readers: Readers) -> tuple[Run | None, str]:
-    """The run that is in a folder, and the names of its readers; None where no reader recognises
+    """Returns (the run in a folder, the names of its readers); None where no reader recognises
     anything in it.
 
-    Raises as `opened` where nothing of it can be read, or what its files are parts of.
+    Raises as `opened` does where nothing of it, or a group of files that belong together, cannot be
+    read.
     """
     reading = _Reading(place, readers)
     reading.take_folders()
@@ -86,7 +87,7 @@ def open_folder(place: Place, readers: Readers) -> tuple[Run | None, str]:
 
 
 class _Folder(Over):
-    """A run of a folder, with what else is in it."""
+    """A run of a folder, with its other files."""
 
     def __init__(self, base: Run, missing: tuple[Missing, ...], files: Mapping[str, bool]) -> None:
         super().__init__(base)
@@ -94,7 +95,7 @@ class _Folder(Over):
 
     @property
     def files(self) -> Mapping[str, bool]:
-        """What was read, or could not be."""
+        """The files that were read, or could not be."""
         return self._files
 
     @property
@@ -104,7 +105,7 @@ class _Folder(Over):
 
 
 class _Reading:
-    """Who reads what of a folder."""
+    """Tracks which reader reads which files of a folder."""
 
     def __init__(self, place: Place, readers: Readers) -> None:
         self._readers = readers
@@ -115,8 +116,8 @@ class _Reading:
         self.failures: list[WhenceError] = []
 
     def take_folders(self) -> None:
-        """Let each reader take of the folder what it recognises. Raises as `opened` where files
-        that need each other cannot be read, and nothing was read before.
+        """Lets each reader open what it recognises in the folder. Raises as `opened` does where
+        files that belong together cannot be read, and nothing was read before.
         """
         for name, reader in self._readers.items():
             if not _sniffed(reader, self._left):
@@ -135,7 +136,7 @@ class _Reading:
             self._left = self._left.without(self._left.asked_for)
 
     def take_files(self) -> None:
-        """Look at each file that is left, and read those that a reader recognises."""
+        """Tries each remaining file, and reads those that a reader recognises."""
         for name in self._left.not_followed:
             if may_hold(name):
                 self._lacks(Lack.UNREAD, name, "is a link that leads nowhere or out of the folder, "
@@ -167,14 +168,14 @@ class _Reading:
             self._take(name, file, reader, is_only=counts[reader] == 1)
 
     def files(self) -> Mapping[str, bool]:
-        """As `records.files_of` says."""
+        """Returns the result of `records.files_of`."""
         taken = set(self._place.files) - set(self._left.files)
         beside = {part.file for part in self.parts if part.file}
         unread = {lack.where for lack in self.missing}
         return {name: name not in self._unneeded for name in taken | beside | unread}
 
     def _places(self) -> Iterator[tuple[str, Place]]:
-        """The files that are left."""
+        """The remaining files."""
         for name in self._left.files:
             try:
                 yield name, self._left.within(name)
@@ -210,16 +211,16 @@ class _Reading:
 
 
 def _files_of(run: Run) -> set[str]:
-    """The files that elements of a run lie in."""
+    """Returns the files that hold the elements of a run."""
     named = {r.elements.file for r in run.records if isinstance(r.elements, Dumped)}
     return named | {name.partition(",")[0] for name in named}
 
 
 def _nothing_readable(run: Run) -> str:
-    """Why nothing of a dump can be compared: not one of its tensors can be read; "" where one can,
-    or has figures, or where a dump of this kind has no elements.
+    """Returns why nothing of a dump can be compared: none of its tensors can be read. "" where one
+    can, or has figures, or where a dump of this kind has no elements.
 
-    Reads tensors until one is read, so one in almost every dump.
+    Reads tensors until one succeeds, in almost every dump the first.
     """
     if not len(run.calls) and not len(run.records):
         return f"no tensor in it can be read: {_first_of([m.text for m in missing_of(run)])}"

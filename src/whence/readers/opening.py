@@ -1,4 +1,4 @@
-"""Open any path as a run: the native format, or a foreign dump with its figures."""
+"""Opens any path as a run: the native format, or a foreign dump with its figures."""
 
 from __future__ import annotations
 
@@ -15,11 +15,10 @@ if TYPE_CHECKING:
 
 
 def open_run(path: str, forms: Forms | None = None) -> NamedRun:
-    """Open a run on disk or a dump of another tool (docs/formats.md); elements are read on demand.
+    """Opens a run on disk or a dump of another tool (docs/formats.md); elements are read on demand.
     forms: dtypes and shapes of raw bytes in a dump, by name.
 
-    Raises UnreadableRun saying what was found instead, MissingDependency when a dump needs a
-    package to be read.
+    Raises UnreadableRun that describes the path, MissingDependency when a dump needs a package.
     """
     from whence import store
 
@@ -45,10 +44,10 @@ def open_run(path: str, forms: Forms | None = None) -> NamedRun:
 
 
 def open_to_show(path: str, *, every: bool = True) -> Run:
-    """As `open_run`, with figures of a dump's tensors, which are taken when they are looked at.
+    """As `open_run`, with figures of a dump's tensors, which are computed when they are displayed.
 
-    every: all will be looked at; then beyond 4 GiB of elements none get figures, since reading them
-    all would take minutes.
+    every: all will be displayed; then no figures are computed beyond 4 GiB of elements, since
+    reading them would take minutes.
     """
     run = open_run(path)
     if not isinstance(run, ForeignRun):
@@ -69,8 +68,8 @@ _BELOW = (
 
 
 def below(folder: Path) -> Path | None:
-    """The one run that a `Dump` left somewhere below the folder that a user knows; None where there
-    is none, or more than one.
+    """Returns the only run that a `Dump` wrote somewhere below a folder; None where there is none,
+    or more than one.
     """
     folders = {place.parent for pattern in _BELOW for place in folder.glob(f"{pattern}/run.json")}
     return folders.pop() if len(folders) == 1 else None

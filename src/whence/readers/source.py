@@ -1,4 +1,4 @@
-"""A path that may hold a dump, looked at once: all readers are asked about the same `Place`."""
+"""A path that may hold a dump, read once: all readers examine the same `Place`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from whence.regular_files import is_regular
 
 
 def suffix_of(name: str) -> str:
-    """The end of a name of a file, with its dot, in small letters."""
+    """Returns the suffix of a file's name, with its dot, in lower case."""
     last = name.rpartition("/")[2]
     return last[last.rfind(".") :].lower() if "." in last else ""
 
@@ -27,8 +27,9 @@ class Place:
 
     path: as given. head: the first 64 KiB of a file, b"" for a folder. size: of a file in bytes.
     hidden: files of a folder, relative, that other readers have read. asked_for: files, relative,
-    whose paths a reader wanted. left: those of them without which no tensor is lost. forms: dtypes
-    and shapes of raw bytes, by name. Raises UnreadableRun when nothing that can be read is there.
+    whose paths a reader requested. left: those of them that hold no tensor of their own. forms:
+    dtypes and shapes of raw bytes, by name. Raises UnreadableRun when there is no readable file or
+    folder.
     """
 
     def __init__(
@@ -60,7 +61,7 @@ class Place:
 
     @property
     def suffix(self) -> str:
-        """Of a file's name, in small letters, "" for a folder."""
+        """The suffix of a file's name, in lower case, "" for a folder."""
         return "" if self.is_folder else self.path.suffix.lower()
 
     @cached_property
@@ -94,8 +95,8 @@ class Place:
 
     @cached_property
     def not_followed(self) -> tuple[str, ...]:
-        """What lies below a folder and is none of its `files`, sorted: links to folders outside and
-        to nothing, pipes, folders too deep.
+        """Entries below a folder that are not in `files`, sorted: links to outside folders, broken
+        links, pipes, folders nested too deep.
         """
         _ = self.files
         return tuple(sorted(self._not_followed - self.hidden))
@@ -129,7 +130,9 @@ class Place:
             ) from error
 
     def _is_inner_folder(self, entry: os.DirEntry[str]) -> bool:
-        """Is this a link to a folder in here, whose files are listed where they lie?"""
+        """Whether this is a link to a folder inside this one, whose files are listed at their own
+        paths.
+        """
         try:
             return entry.is_dir() and Path(entry.path).resolve().is_relative_to(self._real_root)
         except OSError:
@@ -140,8 +143,8 @@ class Place:
         return self._root.resolve()
 
     def inside(self, name: str) -> Path:
-        """The file that a dump calls `name`, relative to this folder (for a file: to the folder it
-        lies in).
+        """Returns the file that a dump calls `name`, relative to this folder (for a file: to its
+        folder).
 
         A name is untrusted: one that leads outside, by `..`, as an absolute path or through a link,
         raises UnreadableRun.
@@ -164,8 +167,8 @@ class Place:
             place._ask_for(f"{folder}/{name}", is_left=is_left)
 
     def _holds(self, name: str, path: Path) -> bool:
-        """Does a name lead to something inside? A folder is followed once for all files in it, a
-        file where it is a link.
+        """Whether a name leads to something inside. Resolves a folder once for all files in it, a
+        file only where it is a link.
         """
         folder, last = os.path.split(name)
         if last in ("", ".", "..") or path.is_symlink():
@@ -176,8 +179,8 @@ class Place:
         return self._inner_folders[folder]
 
     def within(self, name: str) -> Place:
-        """The place called `name` in this folder, for a reader that opens others. Raises
-        UnreadableRun as `inside` and `Place` do.
+        """Returns the place called `name` in this folder, for a reader that opens other files.
+        Raises UnreadableRun as `inside` and `Place` do.
         """
         folder = f"{name}/"
         hidden = frozenset(h[len(folder) :] for h in self.hidden if h.startswith(folder))
@@ -187,8 +190,8 @@ class Place:
         return place
 
     def shows(self, name: str, suffixes: Container[str], sniff: Callable[[Place], bool]) -> bool:
-        """Whether the file called `name` in this folder ends so, and its first bytes are of a kind.
-        A reader does not want it yet.
+        """Whether the file called `name` in this folder has one of these suffixes and `sniff`
+        accepts its first bytes. Does not count as a request for the file.
         """
         path = self._root / name
         try:
@@ -201,19 +204,17 @@ class Place:
             return False
 
     def leave(self, name: str) -> None:
-        """Say that a reader knows a file without which no tensor is lost: it holds nothing else, or
-        what nobody compares.
-        """
+        """Marks a file as known to a reader and free of tensors to compare."""
         self._ask_for(name, is_left=True)
 
     def without(self, files: Iterable[str]) -> Place:
-        """This folder as if these files, relative, were not there."""
+        """Returns this folder without these files (relative paths)."""
         return Place(self.path, self.hidden | frozenset(files), self.forms)
 
 
 def _is_there(entry: os.DirEntry[str]) -> bool:
-    """Is this a file or folder, or a link to one? Opening a pipe would wait for ever; a link to
-    itself is nothing.
+    """Whether this is a file or folder, or a link to one. A pipe is excluded, since opening it
+    could block; so is a link to itself.
     """
     try:
         return entry.is_file() or entry.is_dir()
@@ -222,11 +223,11 @@ def _is_there(entry: os.DirEntry[str]) -> bool:
 
 
 class Reader(Protocol):
-    """What a reader's module holds.
+    """The interface of a reader's module.
 
-    It may hold three more: LOOSE, that it takes every file of its kind in a folder, none of which
-    needs another; ALONE, what a file of its kind is that is not read as part of a folder; and
-    HOLDS_TENSORS, False where files of its kind hold none.
+    Three further names are optional. LOOSE: it reads every file of its kind in a folder, and none
+    of these needs another. ALONE: describes a file of its kind that is not read as part of a
+    folder. HOLDS_TENSORS: False where files of its kind hold none.
     """
 
     LOOKS_LIKE: str

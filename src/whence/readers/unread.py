@@ -17,13 +17,13 @@ TENSOR_SUFFIXES = frozenset((
     ".pickle", ".pk", ".bin", ".onnx", ".pdiparams", ".pdparams", ".msgpack", ".gguf", ".tflite",
     ".mat", ".parquet", ".arrow", ".feather", ".zarr", ".raw", ".dat",
 ))  # fmt: skip
-"""Of names of what holds tensors, whatever stands in it."""
+"""Suffixes of files that hold tensors, whatever their first bytes."""
 _WORDS = frozenset((
     ".py", ".pyi", ".ipynb", ".c", ".cc", ".cpp", ".cu", ".cuh", ".h", ".hpp", ".rs", ".go",
     ".js", ".ts", ".sh", ".md", ".rst", ".html", ".htm", ".css", ".yaml", ".yml", ".toml", ".ini",
     ".cfg", ".xml", ".svg", ".patch", ".diff", ".tex", ".lock",
 ))  # fmt: skip
-"""Of names of texts that are never a dump: sources, notes, settings."""
+"""Suffixes of texts that are never a dump: sources, notes, settings."""
 _LOGS = frozenset((".txt", ".log", ".err", ".out", ".csv", ".jsonl"))
 _OTHER_KINDS = (
     b"\x89PNG\r\n\x1a\n", b"\xff\xd8\xff", b"GIF8", b"%PDF", b"\x7fELF", b"!<arch>\n",
@@ -34,7 +34,7 @@ _OTHER_NAMES = {
     ".bmp": b"BM", ".ico": b"\0\0\1\0", ".exe": b"MZ", ".dll": b"MZ", ".tif": b"", ".tiff": b"",
     ".mp3": b"", ".mp4": b"", ".pyc": b"", ".dylib": b"",
 }  # fmt: skip
-"""The same, where first bytes tell too little without the name."""
+"""Likewise by suffix, for first bytes that are ambiguous without the name."""
 _UTF16 = (b"\xff\xfe", b"\xfe\xff")
 _KINDS = (
     ((b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05"), "a Python pickle", "call it NAME.pkl"),
@@ -69,8 +69,8 @@ _KINDS = (
      "it holds no results: np.savez them where it runs"),
     ((b"SQLite format 3",), "a database", "np.savez what it holds"),
 )  # fmt: skip
-"""What is not read: the first bytes (behind a length, too) or the end of the name, what it is, and
-what makes it readable.
+"""Kinds that are not read: (first bytes, also behind a length, or suffixes;
+description; remedy).
 """
 _PARSED_BYTES = 16 << 20
 _PIECE = 1 << 20
@@ -88,7 +88,7 @@ class Content(Enum):
 
 
 def may_hold(name: str) -> bool:
-    """Whether a thing of this name in a folder may hold tensors."""
+    """Whether a file of this name in a folder may hold tensors."""
     return not _is_hidden(name) and PurePosixPath(name).suffix.lower() not in _WORDS
 
 
@@ -98,12 +98,12 @@ def _is_hidden(name: str) -> bool:
 
 
 def content_of(place: Place, name: str) -> Content:
-    """What the file `name` of a folder may hold, by its name and its first bytes."""
+    """Returns what the file `name` of a folder may hold, judged by its name and its first bytes."""
     if _is_hidden(name) or (not may_hold(name) and _is_text(place.head)):
         return Content.WORDS
     suffix = PurePosixPath(name).suffix.lower()
     if not place.size:
-        # of such a name it lacks nothing that could be compared
+        # a file of such a name holds nothing that could be compared
         return Content.WORDS if suffix in _WORDS | _LOGS else Content.EMPTY
     if suffix in TENSOR_SUFFIXES:
         return Content.TENSORS
@@ -115,7 +115,7 @@ def content_of(place: Place, name: str) -> Content:
 
 
 def described(name: str, head: bytes) -> str:
-    """What a file is that no reader knows, and the one thing that makes it readable."""
+    """Describes a file that no reader recognises, and the remedy that makes it readable."""
     suffix = PurePosixPath(name).suffix.lower()
     for marks, words, remedy in _KINDS:
         if any(_shows(mark, name, head) for mark in marks):
@@ -152,7 +152,7 @@ def _is_other_kind(head: bytes, suffix: str) -> bool:
 
 
 def _unpacked(head: bytes) -> bytes:
-    """The first bytes of what gzip packed; others as they are."""
+    """Returns the first bytes of a gzip file decompressed; others unchanged."""
     if not head.startswith(b"\x1f\x8b"):
         return head
     try:
@@ -162,7 +162,7 @@ def _unpacked(head: bytes) -> bytes:
 
 
 def _is_text(head: bytes) -> bool:
-    """Could these first bytes be text? The last character may be cut."""
+    """Whether these first bytes could be text; the last character may be incomplete."""
     if head.startswith(_UTF16):
         return True
     if b"\0" in head:
@@ -177,7 +177,7 @@ def _is_text(head: bytes) -> bool:
 
 
 def _is_json(place: Place) -> bool:
-    """Whether JSON was written to its end; a large file is believed."""
+    """Whether a file is complete JSON; a large file is not checked."""
     if place.size > _PARSED_BYTES:
         return True
     try:
@@ -190,7 +190,7 @@ def _is_json(place: Place) -> bool:
 
 
 def not_read(name: str, error: Exception) -> str:
-    """That a file is not read, and why, with its name once."""
+    """Returns the sentence that a file is not read, and why, with its name once."""
     before, _, rest = str(error).partition(name)
     is_subject = rest.startswith(" ") and (not before or before.endswith("/"))
     return f"{name} is not read: {'it' + rest if is_subject else error}"

@@ -70,7 +70,7 @@ def _moved(
     whole: tuple[int, ...],
     cut: tuple[int, ...],
 ) -> Layout:
-    """Returns a function that splits into blocks, reorders and joins them to `whole`, and cuts to
+    """Returns a layout that splits into blocks, reorders and joins them to `whole`, and cuts to
     `cut`.
     """
 
@@ -111,7 +111,7 @@ def _fractal_nz(stored: tuple[int, ...], original: tuple[int, ...]) -> Layout | 
 
 
 def _channel_blocks(stored: tuple[int, ...], original: tuple[int, ...]) -> Layout | None:
-    """(N, [D,] C1, H, W, C0), also for a logical tensor with channels last."""
+    """Returns the layout (N, [D,] C1, H, W, C0), also for a logical tensor with channels last."""
     if len(stored) not in (5, 6):
         return None
     n, *deep, c1, h, w, c0 = stored

@@ -121,7 +121,9 @@ def _add(building: Building, record: Record, find: Find) -> None:
 
 
 def _as(load: Load, dtype: str, shape: tuple[int, ...]) -> Load:
-    """Converts elements to the dtype of the record, where the file stores only their bits."""
+    """Returns a loader that converts elements to the dtype of the record, where the file stores
+    only their bits.
+    """
 
     def loaded() -> Array:
         array, want = load(), dtypes.named(dtype)

@@ -1,9 +1,9 @@
-"""What a pickle of torch or numpy stands for: containers, tensors whose elements are read later,
-and `Unknown` for every object that is not in the table of makers. Nothing is imported, nothing
-called. Source: torch/_utils.py.
+"""The objects in a pickle of torch or numpy: containers, tensors whose elements are read later, and
+`Unknown` for every object that is not in the table of makers. Nothing is imported, nothing called.
+Source: torch/_utils.py.
 
-`PickleMachine` walks a pickle without unpickling: a stack, a memo and these values. Source: the
-documentation of pickletools.
+`PickleMachine` interprets a pickle without unpickling it: with a stack, a memo and these values.
+Source: the documentation of pickletools.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ _FLAT = (str, int, float, bool, bytes, type(None))
 
 @dataclass(frozen=True, slots=True)
 class Global:
-    """A name that a pickle refers to; nothing is looked up. name: "torch.float32"."""
+    """A name that a pickle refers to; it is never resolved. name: "torch.float32"."""
 
     name: str
 
 
 @dataclass(slots=True, eq=False)
 class Unknown:
-    """An object of a class that is not known here, with what the file says about it.
+    """An object of an unknown class, with what the file states about it.
 
-    name: of the class or function. args: what it was called with. state: what it was given
-    afterwards. items: of a container.
+    name: of the class or function. args: its call arguments. state: set afterwards. items: of a
+    container.
     """
 
     name: str
@@ -48,7 +48,7 @@ class Unknown:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Storage:
-    """The bytes that tensors lie in. key: its name in the file. read: gives them; raises
+    """The bytes that tensors share. key: its name in the file. read: returns them; raises
     ElementsMissing. big: big endian.
     """
 
@@ -60,7 +60,7 @@ class Storage:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TorchTensor:
-    """A tensor of a file; its elements are read when asked for.
+    """A tensor of a file; its elements are read on request.
 
     dtype: whence's name (or torch's, where whence has none). shape: logical. stride, offset: in
     elements of the storage.
@@ -79,8 +79,8 @@ class TorchTensor:
         return self.stride == _dense(self.shape) or limits.count(self.shape) < 2
 
     def array(self) -> Array:
-        """The logical tensor, memory-mapped where the file allows. Raises ElementsMissing when it
-        does not lie within its storage.
+        """Returns the logical tensor, memory-mapped where the file allows it. Raises
+        ElementsMissing when it exceeds its storage.
         """
         if self.dtype not in dtypes.DTYPES:
             raise ElementsMissing(f"dtype {self.dtype} is not known to whence")
@@ -126,7 +126,9 @@ def _dense(shape: Sequence[int]) -> tuple[int, ...]:
 
 
 def name_of(value: Any) -> str:
-    """A key or a number as text; of nothing else, which could be endless to write out."""
+    """Returns a text or integer as text. Raises ValueError for any other value, whose text could be
+    unboundedly long.
+    """
     if not isinstance(value, (str, int)):
         raise ValueError("a name is not text")
     return str(value)
@@ -145,7 +147,7 @@ def tuple_of(value: Any) -> tuple[Any, ...]:
 
 
 def _key(value: Any) -> Hashable:
-    """A key as it stands where it is plain; a nested one would cost without bound to hash."""
+    """Returns a plain key unchanged; hashing a nested one could take unbounded time."""
     if isinstance(value, _FLAT) or (
         isinstance(value, tuple) and len(value) <= 64 and all(isinstance(v, _FLAT) for v in value)
     ):
@@ -174,14 +176,16 @@ def put_into(target: Any, items: list[Any]) -> None:
         raise ValueError("puts items into what is not a dict")
 
 
-# ---- what may be made
+# ---- objects that may be made
 
 
 Makers = Mapping[str, Callable[..., Any]]
 
 
 def called(target: Any, args: tuple[Any, ...], makers: Makers) -> Any:
-    """What a call of a global gives: only these few, all others become `Unknown`."""
+    """Returns the result of calling a global: only those in `makers` are known, all others become
+    `Unknown`.
+    """
     if not isinstance(target, Global):
         return Unknown(target.name if isinstance(target, Unknown) else "<not a name>", args)
     maker = makers.get(target.name)
@@ -259,7 +263,7 @@ def _size(items: Any = ()) -> tuple[int, ...]:
 
 
 def _extents(value: Any) -> tuple[int, ...]:
-    """A shape; what is none is not written out."""
+    """Checks a shape. Raises ValueError, without quoting the value, when it is none."""
     if (
         not isinstance(value, (list, tuple))
         or len(value) > limits.RANK
@@ -317,7 +321,7 @@ _ML_DTYPES = {d.name: d.numpy for d in dtypes.DTYPES.values() if d.numpy.isbuilt
 
 
 class _NumpyArray:
-    """An array in the making. built: what it became."""
+    """An array under construction. built: the finished value."""
 
     built: Any = None
 
@@ -346,7 +350,7 @@ def _numpy_tensor(data: Any, dtype: Any, shape: Any, fortran: bool) -> TorchTens
 
 
 def built(target: Any, state: Any) -> Any:
-    """An object with the state that the file gives it."""
+    """Returns an object with the state that the file sets."""
     if isinstance(target, _NumpyDType):
         target.order = state[1] if state[1] in ("<", ">") else "<"
         return target
@@ -419,7 +423,9 @@ class _Mark:
 
 
 class PickleMachine:
-    """Follows one pickle. storage: what a persistent id stands for. makers: what may be made."""
+    """Interprets one pickle. storage: returns the object of a persistent id. makers: global name ->
+    the function that makes its value.
+    """
 
     def __init__(
         self, file: File, name: str, storage: Callable[[Any], Any], makers: Makers = MAKERS
@@ -430,8 +436,8 @@ class PickleMachine:
         self.memo: dict[int, Any] = {}
 
     def run(self, start: int) -> tuple[Any, int]:
-        """(the object of the pickle that begins at this byte, the place after it). Raises
-        UnreadableRun.
+        """Returns (the object of the pickle that begins at this byte, the position after it).
+        Raises UnreadableRun.
         """
         stream = _Stream(self.file, start)
         try:
@@ -463,7 +469,7 @@ class PickleMachine:
             ) from error
 
     def take(self, count: int) -> list[Any]:
-        """The last values of the stack, which loses them; `_MARKED`: all behind the last mark."""
+        """Pops the last values of the stack; `_MARKED`: all behind the last mark."""
         stack, start = self.stack, len(self.stack) - count
         if count == _MARKED:
             start = next(
@@ -549,12 +555,12 @@ _MADE: dict[str, tuple[int, Callable[..., Any]]] = {
     "BUILD": (2, lambda _, target, state: built(target, state)),
     "BINPERSID": (1, lambda machine, pid: machine.storage(tuple_of(pid))),
 }  # fmt: skip
-"""How many values an operation takes off the stack, and what it makes of them."""
+"""Operation -> (how many values it pops off the stack, the value that it makes of them)."""
 _FILLED: dict[str, tuple[int, Callable[[Any, list[Any]], None]]] = {
     "APPEND": (1, append_to), "APPENDS": (_MARKED, append_to), "ADDITEMS": (_MARKED, append_to),
     "SETITEM": (2, put_into), "SETITEMS": (_MARKED, put_into),
 }  # fmt: skip
-"""How many it takes, and how these fill what is below them."""
+"""Operation -> (how many values it pops, how these fill the value below them)."""
 _DROPPED = {"POP": 1, "POP_MARK": _MARKED}
 _IGNORED = ("PROTO", "FRAME", "READONLY_BUFFER")
 _CONSTANTS = {"NONE": None, "NEWTRUE": True, "NEWFALSE": False}
@@ -595,11 +601,11 @@ _OPERATIONS: dict[bytes, tuple[str, Callable[..., Any] | None, Callable[..., Non
     )
     for opcode in pickletools.opcodes
 }
-"""By its byte: (name, how its argument is read, what it does) of every operation of a pickle."""
+"""Byte -> (name, reader of its argument, action) of every pickle operation."""
 
 
 class _Stream:
-    """What pickletools reads from: never more than asked for, and no endless lines."""
+    """The stream that pickletools reads from: never reads more than requested, and limits lines."""
 
     def __init__(self, file: File, start: int) -> None:
         self.place, self._data = start, file.part(0, file.size).data

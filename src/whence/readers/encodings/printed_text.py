@@ -1,5 +1,5 @@
-"""Tensors and their figures as people print them into a log: `print(name, tensor)` of torch, numpy,
-jax, tensorflow and mindspore, and lines such as `fc1: mean=0.1 std=0.9 min=-2 max=3`.
+"""Reads tensors and their statistics as people print them into a log: `print(name, tensor)` of
+torch, numpy, jax, tensorflow and mindspore, and lines such as `fc1: mean=0.1 std=0.9 min=-2 max=3`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ MARK = re.compile(
     r"\b[tT]ensor\(\s*[\[\d-]|\b[Aa]rray\(\s*[\[\d-]|\bTensor\(shape=\[[^\n]{0,90}value="
     r"|\[ *-?\d+\.\d*(?:e[-+]\d+)?,? +-?\d+\."
 )
-"""What stands in a text with printed tensors."""
+"""Occurs in every text with printed tensors."""
 _OPENS = re.compile(r"\[|(?<=ensor\()(?=[-\dnTFi])|(?<=rray\()(?=[-\dnTFi])")
 _TOKEN = re.compile(rf"([\[\]])|(\.\.\.)|({NUMBER}|True|False)|[\s,]+")
 _WRAPPER = re.compile(
@@ -48,9 +48,9 @@ _NAME_CHARS = 200
 class Print:
     """A tensor that a text shows.
 
-    numbers: as printed. shape: of those. whole: of the tensor, (-1,) where the text leaves
-    elements out and does not say how many. figures: in place of numbers. why: it cannot be read.
-    row: its line, from 1, where it has numbers.
+    numbers: as printed. shape: of the printed numbers. whole: of the tensor, (-1,) where the text
+    omits elements and does not say how many. figures: statistics in place of numbers. why: it
+    cannot be read. row: its line, from 1, where it has numbers.
     """
 
     name: str
@@ -64,7 +64,9 @@ class Print:
     row: int = 0
 
     def values(self, dtype: str = "") -> Values:
-        """Its numbers, as the text says that they are. Raises ValueError where they are none."""
+        """Returns its numbers in the shape and dtype that the text states. Raises ValueError where
+        they are none.
+        """
         if self.why:
             raise ValueError(self.why)
         values = Values.of(self.numbers, self.shape, Digits.of(self.numbers))
@@ -72,7 +74,7 @@ class Print:
 
 
 def prints(text: str) -> Iterator[Print]:
-    """Every print of a text, in its order. Each character is looked at a few times."""
+    """Returns every print of a text, in order. Linear in the length of the text."""
     step, start, place, row = 0, 0, 0, 1
     while True:
         match = _OPENS.search(text, place)
@@ -117,7 +119,7 @@ class _Block:
 
 
 def _block(text: str, start: int) -> tuple[_Block, int]:
-    """(what stands in the brackets that open here, the place behind them)."""
+    """Returns (content of the brackets that open here, the position behind them)."""
     block, place = _Block(), start
     open_: list[int] = []
     while (match := _TOKEN.match(text, place)) is not None:
@@ -167,7 +169,7 @@ def _described(block: _Block, name: str, step: int, surroundings: str) -> Print:
 
 
 def _name(lines: list[str]) -> str:
-    """What stands before a print, in its line, else in the line before."""
+    """Returns the text before a print in its line, else in the line before."""
     for line in lines[: -3 if len(lines) > 2 else None : -1]:
         if name := _cleaned(line):
             return name
@@ -182,7 +184,7 @@ def _cleaned(line: str) -> str:
 
 
 def _figures(lines: list[str], step: int) -> tuple[list[Print], int]:
-    """(what lines between prints say of tensors, the step after them)."""
+    """Returns (the statistics of tensors in the lines between prints, the step after them)."""
     shown: list[Print] = []
     for line in lines:
         if match := _STEP.fullmatch(line.strip()):
@@ -200,5 +202,5 @@ def _figures(lines: list[str], step: int) -> tuple[list[Print], int]:
 
 
 def has_figures(text: str) -> bool:
-    """Whether a line holds figures of a tensor."""
+    """Whether a line holds statistics of a tensor."""
     return bool(_figures(text.split("\n"), 0)[0])

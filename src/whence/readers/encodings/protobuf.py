@@ -1,7 +1,8 @@
-"""The protobuf wire format: fields by number, or by name where a schema says which are read.
+"""Reads the protobuf wire format: fields by number, or by name where a schema lists the fields to
+read.
 
-Source: https://protobuf.dev/programming-guides/encoding/. A message is untrusted: nothing is
-allocated that is not there.
+Source: https://protobuf.dev/programming-guides/encoding/. A message is untrusted: nothing larger
+than its data is allocated.
 """
 
 from __future__ import annotations
@@ -13,21 +14,23 @@ from typing import Any
 VARINT, FIXED64, BYTES, FIXED32 = 0, 1, 2, 5
 Buffer = bytes | memoryview
 Reader = Callable[[int, Any], list[Any]]
-"""The values of one sight of a field, by its wire type and value; [] where it has another type."""
+"""Returns the values of one occurrence of a field, given its wire type and value; [] for another
+wire type.
+"""
 Schema = dict[int, tuple[str, Reader]]
-"""The fields of a message that are read, by number: their name, and how."""
+"""Field number -> (name, reader) of the fields of a message that are read."""
 
 
 class Message(dict[str, list[Any]]):
     """The values of the fields of a message, in the order of the file."""
 
     def last(self, name: str, otherwise: Any = "") -> Any:
-        """The value of a field that is meant once; the last one counts."""
+        """Returns the value of a singular field; the last occurrence counts."""
         return self[name][-1] if self[name] else otherwise
 
 
 def read(message: Buffer, schema: Schema) -> Message:
-    """The fields of a schema. Raises ValueError, as `fields` does."""
+    """Returns the fields of a schema. Raises ValueError, as `fields` does."""
     values = Message({name: [] for name, _ in schema.values()})
     for number, kind, value in fields(message):
         if number in schema:
@@ -37,11 +40,11 @@ def read(message: Buffer, schema: Schema) -> Message:
 
 
 def fields(message: Buffer) -> Iterator[tuple[int, int, Any]]:
-    """(field number, wire type, value) of every field, in order of the file.
+    """Yields (field number, wire type, value) of every field, in order of the file.
 
     Value: an unsigned int for VARINT (two's complement of 64 bits for negative ones: `signed`), 8
     or 4 raw bytes for FIXED64 and FIXED32, a memoryview for BYTES (a string, a message, packed
-    numbers). Raises ValueError for what is not a message.
+    numbers). Raises ValueError for data that is not a message.
     """
     data = memoryview(message)
     place, end = 0, len(data)
@@ -69,8 +72,8 @@ def fields(message: Buffer) -> Iterator[tuple[int, int, Any]]:
 
 
 def varint(data: Buffer, place: int) -> tuple[int, int]:
-    """(value, place after it). Raises ValueError when it does not end within ten bytes or the
-    data.
+    """Returns (value, position after it). Raises ValueError when it does not end within ten bytes
+    or the data.
     """
     value = 0
     for i in range(10):
@@ -84,12 +87,12 @@ def varint(data: Buffer, place: int) -> tuple[int, int]:
 
 
 def signed(value: int) -> int:
-    """A VARINT of an int32, int64 or enum field."""
+    """Converts the VARINT of an int32, int64 or enum field."""
     return value - (1 << 64) if value >> 63 else value
 
 
 def raw(kind: int, value: Any) -> list[memoryview]:
-    """Bytes, or a message that is read later."""
+    """Reads bytes, or a message that is decoded later."""
     return [value] if kind == BYTES else []
 
 
@@ -102,12 +105,12 @@ def integers(kind: int, value: Any) -> list[int]:
 
 
 def messages(schema: Schema) -> Reader:
-    """How a field is read whose value is a message."""
+    """Returns the reader of a field whose value is a message."""
     return lambda kind, value: [read(value, schema)] if kind == BYTES else []
 
 
 PAIRS = messages({1: ("key", texts), 2: ("value", texts)})
-"""How a table of texts is read, which `table` makes of its entries."""
+"""Reader of the entries of a map of texts, which `table` turns into a dict."""
 
 
 def table(entries: Iterable[Message]) -> dict[str, str]:
@@ -115,7 +118,7 @@ def table(entries: Iterable[Message]) -> dict[str, str]:
 
 
 def packed(kind: int, value: Any) -> list[int]:
-    """The numbers of one sight of a repeated varint field, which writers may pack or not."""
+    """Reads the numbers of one occurrence of a repeated varint field, packed or not."""
     if kind == VARINT:
         return [signed(value)]
     out, place = [], 0
@@ -126,12 +129,12 @@ def packed(kind: int, value: Any) -> list[int]:
 
 
 def floats(kind: int, value: Any) -> list[float]:
-    """The numbers of one sight of a repeated float field."""
+    """Reads the numbers of one occurrence of a repeated float field."""
     if kind not in (FIXED32, BYTES) or len(value) % 4:
         raise ValueError("no float field")
     return list(struct.unpack(f"<{len(value) // 4}f", value))
 
 
 def text(value: Any) -> str:
-    """A string field; bytes that are not UTF-8 stay visible."""
+    """Reads a string field; bytes that are not UTF-8 stay visible."""
     return bytes(value).decode("utf-8", "backslashreplace")

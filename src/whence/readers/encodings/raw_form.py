@@ -1,4 +1,6 @@
-"""What tells the dtype and shape of raw bytes: words, names of files, JSON that people write."""
+"""Finds the dtype and shape of raw bytes: in words of a user, names of files, and JSON that people
+write.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,7 @@ _SHORT = {
     "i32": "int32", "i16": "int16", "i8": "int8", "u8": "uint8", "int": "int32", "long": "int64",
 }  # fmt: skip
 SUFFIXES = frozenset((".bin", ".raw", ".dat", *(f".{word}" for word in (*_SHORT, *dtypes.DTYPES))))
-"""Of names of files that hold elements and nothing else."""
+"""Endings of names of files that hold elements and nothing else."""
 _OF_NAME = re.compile(r"(?<![a-zA-Z0-9])(\d{1,9}(?:x\d{1,9})+)(?![a-zA-Z0-9])")
 _WORD = re.compile(r"[a-zA-Z]+\d*(?:_e\dm\d(?:fn)?)?")
 _COUNTED = re.compile(r"(\d{1,12}): [-+.\deEnaif]{1,40}\n?$")
@@ -36,12 +38,12 @@ class Form:
 
     @property
     def text(self) -> str:
-        """As `read` takes it."""
+        """The form that `read` accepts."""
         return f"{'x'.join(map(str, self.shape)) or '1'}:{self.dtype}"
 
 
 def read(text: str) -> Form:
-    """A form out of "2x12x64:float32". Raises UsageError."""
+    """Parses "2x12x64:float32". Raises UsageError."""
     shape, _, word = text.partition(":")
     dtype = _dtype(word or "float32")
     if not dtype or not re.fullmatch(r"\d{1,18}(x\d{1,18})*", shape):
@@ -50,7 +52,9 @@ def read(text: str) -> Form:
 
 
 def of_text(text: str, size: int) -> Form | None:
-    """Of a name of a file such as x_2x12x64_float32, for so many bytes."""
+    """Returns the form in the name of a file such as x_2x12x64_float32, for `size` bytes; None
+    without one.
+    """
     match = _OF_NAME.search(text)
     if match is None:
         return None
@@ -62,8 +66,8 @@ def of_text(text: str, size: int) -> Form | None:
 
 
 def of_value(value: Any, size: int) -> Form | None:
-    """Of what a file beside says: {"shape": [2, 3], "dtype": "float32"}, [2, 3], "2x3:float32",
-    "2 3 float32", or the lines "0: 1.5" of the elements as text.
+    """Returns the form that a describing file states: {"shape": [2, 3], "dtype": "float32"}, [2,
+    3], "2x3:float32", "2 3 float32", or the lines "0: 1.5" of the elements as text.
     """
     if isinstance(value, dict):
         shape = next((_shape(value[key]) for key in _SHAPES if key in value), None)
@@ -78,7 +82,9 @@ def of_value(value: Any, size: int) -> Form | None:
 
 
 def like(shape: tuple[int, ...], dtype: str, size: int) -> Form | None:
-    """That of so many bytes which hold the tensor of another run; floats may be of other width."""
+    """Returns the form of `size` bytes that hold a tensor of the other run's shape; floats may have
+    another width.
+    """
     if size == limits.count(shape) * dtypes.named(dtype).itemsize:
         return Form(dtype, shape)
     is_floating = dtypes.named(dtype).is_floating
@@ -86,7 +92,9 @@ def like(shape: tuple[int, ...], dtype: str, size: int) -> Form | None:
 
 
 def _sized(shape: tuple[int, ...], dtype: str, size: int) -> Form | None:
-    """With the dtype that is said; else that of floats of the width which the bytes have."""
+    """Returns the form with the given dtype; without one, with the float dtype whose width fits the
+    size.
+    """
     count = limits.count(shape)
     if dtype or not count:
         return Form(dtype or "float32", shape)
@@ -105,7 +113,7 @@ def _shape(value: Any) -> tuple[int, ...] | None:
 
 
 def _dtype(word: str) -> str:
-    """whence's name of a type, "" for what is none."""
+    """Returns whence's name of a type, "" for an unknown word."""
     plain = word.lower().rpartition(".")[2]
     plain = _SHORT.get(plain, plain)
     if plain in dtypes.DTYPES:
@@ -117,4 +125,4 @@ def _dtype(word: str) -> str:
 
 
 Forms = Mapping[str, Form]
-"""Forms by pattern of the names of files or tensors."""
+"""Pattern of names of files or tensors -> form."""

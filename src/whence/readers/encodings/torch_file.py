@@ -1,8 +1,8 @@
-"""`.pt` and `.pth` files as torch.save writes them, read without torch and without unpickling.
+"""Reads `.pt` and `.pth` files, as torch.save writes them, without torch and without unpickling.
 
-The pickle inside is walked by `PickleMachine`, which builds containers and tensors and knows no
-other object. Formats: the zip archive (torch >= 1.6), the sequence of pickles before it, and a
-plain pickle (numpy arrays, paddle's parameters). Source: torch/serialization.py.
+`PickleMachine` interprets the pickle inside; it builds containers and tensors and no other object.
+Formats: the zip archive (torch >= 1.6), the sequence of pickles before it, and a plain pickle
+(numpy arrays, paddle's parameters). Source: torch/serialization.py.
 """
 
 from __future__ import annotations
@@ -56,15 +56,15 @@ _QUANTISED = {
 }
 _MANY = 64  # bytes of an object from which it may be a tensor; a date has ten
 CONTENTS = ("value", "values", "data", "tensor", "array")
-"""What people call the tensor in a dict that also has its name."""
+"""Usual keys of the tensor in a dict that also has its name."""
 _NAMES = ("layer", "module", "layer_name", "module_name", "op_name", "tensor_name")
-"""What people call the name in a dict of one tensor or call; in a list of such, also others."""
+"""Usual keys of the name in a dict of one tensor or call; a list of such dicts may use others."""
 _MARKS = ("step", "iteration", "iter", "token", "rank")
 _PLACES = ("torch", "torch.storage", "torch.cuda")
 
 
 def recognised(head: bytes) -> bool:
-    """Do these first bytes (a few hundred) start a file of torch.save?"""
+    """Whether these first bytes (a few hundred) start a file of torch.save."""
     return (
         bool(_LEGACY.match(head))
         or (head.startswith(b"PK\x03\x04") and b"data.pkl" in head[:4096])
@@ -73,19 +73,19 @@ def recognised(head: bytes) -> bool:
 
 
 def is_pickle(head: bytes) -> bool:
-    """Could these first bytes start a pickle? Many things could: only a name tells that this one
-    is ours.
+    """Whether these first bytes could start a pickle. Other files may also start so; only the name
+    of the file decides.
     """
     return bool(_PICKLE.match(head))
 
 
 def load(source: Path | bytes, name: str = "", *, start: int = 0) -> Any:
-    """What torch.save was given: dicts, lists, tuples and scalars as they are, tensors as
-    `TorchTensor`, other objects as `Unknown`.
+    """Returns the object passed to torch.save: dicts, lists, tuples and scalars as they are,
+    tensors as `TorchTensor`, other objects as `Unknown`.
 
-    source: a file, or its bytes. name: to call it in errors. start: of a pickle behind a header of
-    another format, in bytes. Raises UnreadableRun when it is no
-    such file, or is damaged where the damage is not that of one tensor.
+    source: a file, or its bytes. name: in errors. start: of a pickle behind a header of another
+    format, in bytes. Raises UnreadableRun when it is not such a file, or when damage affects more
+    than one tensor.
     """
     file = File(source, name)
     head = file.head(4096)
@@ -116,11 +116,11 @@ def load(source: Path | bytes, name: str = "", *, start: int = 0) -> Any:
 
 
 def tensors(tree: Any) -> Iterator[tuple[str, Any]]:
-    """(name, tensor) of every tensor in a tree, in its order: `TorchTensor`, the `Unknown` of a
+    """Yields (name, tensor) of every tensor in a tree, in its order: `TorchTensor`, `Unknown` for a
     tensor that is not read (quantised), `Values` in a tree of texts.
 
-    Names are keys and positions joined by dots, "" for the tree itself; what nn.Module keeps its
-    parts in has no name of its own. Raises UnreadableRun beyond 300 000 nodes.
+    Names are keys and positions joined by dots, "" for the tree itself; the internal dicts of
+    nn.Module add nothing to a name. Raises UnreadableRun beyond 300 000 nodes.
     """
     visits = 0
     named = _with_names([tree]) if isinstance(tree, dict) else []
@@ -146,7 +146,7 @@ def tensors(tree: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _is_tensor(node: Unknown) -> bool:
-    """Whether an object that is not known is one with elements."""
+    """Whether an unknown object has elements."""
     holds_bytes = any(isinstance(a, (bytes, bytearray)) and len(a) >= _MANY for a in node.args)
     return (
         node.name == "numpy.ndarray"
@@ -178,8 +178,8 @@ def _parts(node: Any) -> list[tuple[Any, Any]]:
 
 
 def _with_names(items: Sequence[Any], *, is_list: bool = False) -> list[tuple[Any, Any]]:
-    """(name, part) of tuples with one text, or of dicts that say their name, and which step or rank
-    they are of; [] where one says none. is_list: a field `name` is enough.
+    """Returns (name, part) of tuples with one text, or of dicts that state their name and perhaps
+    step or rank; [] where one states none. is_list: a field `name` is enough.
     """
     named: list[tuple[Any, Any]] = []
     for item in items:
@@ -201,13 +201,13 @@ def _with_names(items: Sequence[Any], *, is_list: bool = False) -> list[tuple[An
 
 
 def _name_key(item: dict[Any, Any], *, is_list: bool) -> str:
-    """The field with a dict's own name, "" where it has none."""
+    """Returns the key of a dict's own name, "" where it has none."""
     keys = (*_NAMES, "name", "op", "node", "tap") if is_list else _NAMES
     return next((key for key in keys if isinstance(item.get(key), str)), "")
 
 
 def _with_names_beside(node: dict[Any, Any]) -> list[tuple[Any, Any]]:
-    """(name, part) of a dict with a list of names and one of as many tensors."""
+    """Returns (name, part) of a dict with a list of names and a list of as many tensors."""
     lists = [part for part in node.values() if isinstance(part, (list, tuple)) and part]
     names = [part for part in lists if all(isinstance(name, str) for name in part)]
     tensors = [part for part in lists if all(isinstance(t, (TorchTensor, Values)) for t in part)]
@@ -256,8 +256,8 @@ def _from_zip(file: File) -> Any:
 
 
 def _from_sequence(file: File) -> Any:
-    """Magic, protocol, system, object, keys of storages, then each of them: a count of elements and
-    the elements, little endian.
+    """Reads the older format: magic, protocol, system, object, keys of storages, then each storage:
+    a count of elements and the elements, little endian.
     """
     sizes: dict[str, int] = {}
     starts: dict[str, tuple[int, int]] = {}
@@ -289,7 +289,7 @@ def _from_sequence(file: File) -> Any:
     if not isinstance(keys, list):
         raise UnreadableRun(f"{file.name} has no list of storages")
     for key in map(name_of, keys):
-        # where the next one begins is not known then
+        # the start of the next one is then unknown
         if not sizes.get(key) or place + 8 > file.size:
             break
         nbytes = int.from_bytes(bytes(file.part(place, 8)), "little") * sizes[key]
@@ -299,7 +299,9 @@ def _from_sequence(file: File) -> Any:
 
 
 def _plain(file: File, start: int) -> Any:
-    """The object of a pickle in which each storage is a file of torch.save by itself, as bytes."""
+    """Returns the object of a pickle in which each storage is a torch.save file of its own, as
+    bytes.
+    """
     storages: dict[int, tuple[Any, Any]] = {}
 
     def inline(data: Any) -> Any:
@@ -328,8 +330,8 @@ def _is_tar(head: bytes) -> bool:
 
 
 def _storage_dtype(kind: Any) -> tuple[str, int]:
-    """(dtype of a storage, bytes of an element). One that is not known is called what the file
-    calls it, and has 0 bytes.
+    """Returns (dtype of a storage, bytes of an element). An unknown one keeps the file's name and
+    has 0 bytes.
     """
     name = kind.name if isinstance(kind, Global) else "an object"
     place, _, last = name.rpartition(".")

@@ -1,8 +1,8 @@
-"""Graphs of Ascend without dumps, as programs: GE's texts, models as JSON (OM), topologies of ATB,
-trees of modules.
+"""Reads graphs of Ascend without dumps, as programs: GE's texts, models as JSON (OM), topologies of
+ATB, trees of modules.
 
-Operators, attributes and data flow; no values. Beside a dump these files are read by its own
-reader, for what they say of it.
+The run has operators, attributes and data flow, but no values. Beside a dump, the reader of the
+dump uses these files.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _FILES = 1000
 _DEPTH = 32
 _DIGITS = 40  # of a number
 _DTYPES = {"float": "float32", "double": "float64", "bf16": "bfloat16"}
-# Set by each build anew, or where the operator lies in memory.
+# Attributes that each build sets anew, or that are addresses in memory.
 _BOOKKEEPING = frozenset({
     "OwnerGraphIsUnknown", "OUTPUT_IS_VAR", "INPUT_IS_VAR", "NodeSqeNum", "LxFusionOptimized",
     "op_para_size",
@@ -42,8 +42,8 @@ _BOOKKEEPING = frozenset({
 
 
 def sniff(place: Place) -> bool:
-    """The first words of a graph, in the file or in one of the folder's; and no other kind of file
-    beside them.
+    """Whether the file, or one of the folder's, begins like a graph, with no other kind of file
+    beside it.
     """
     if not place.is_folder:
         return _is_graph(place.path.name, place.head)
@@ -54,7 +54,7 @@ def sniff(place: Place) -> bool:
 
 
 def place_is_graph(place: Place) -> bool:
-    """Is this one file with a graph?"""
+    """Whether this is one file with a graph."""
     return not place.is_folder and _is_graph(place.path.name, place.head)
 
 
@@ -77,7 +77,9 @@ def _is_graph(name: str, head: bytes) -> bool:
 
 
 def open_run(place: Place) -> Run:
-    """A root for every graph. Files that cannot be read are noted; UnreadableRun when none can."""
+    """Returns a run with a root for every graph. Files that cannot be read are noted; raises
+    UnreadableRun when none can.
+    """
     building = Building(place.path, KIND)
     paths = [place.inside(name) for name in place.names] if place.is_folder else [place.path]
     failed: list[str] = []
@@ -152,8 +154,8 @@ def _described(building: Building, tensor: Any) -> int:
 
 
 def _attributes(op: Any) -> dict[str, Any]:
-    """What an operator was told to do; not what builds leave there (names with a _ in front, of
-    kernels, of memory).
+    """Returns the settings of an operator, without those that builds add (names that start with _,
+    of kernels, of memory).
     """
     name = graph_text.text_of(graph_text.one(op, "name"))
     settings = {
@@ -165,7 +167,7 @@ def _attributes(op: Any) -> dict[str, Any]:
 
 
 def _plain(value: Any, depth: int) -> Any:
-    """An attribute's value without what says its type."""
+    """Returns an attribute's value without its type tag."""
     if not isinstance(value, Mapping) or depth > _DEPTH:
         return value if isinstance(value, (str, int, float, bool, type(None))) else str(value)[:200]
     for field in ("s", "dt", "i", "f"):
@@ -189,7 +191,7 @@ def _plain(value: Any, depth: int) -> Any:
 
 
 def _number(value: Any, kind: type[int] | type[float]) -> Any:
-    """A number, which text has as a word; the word where it is none."""
+    """Returns the number that a text holds; the text where it holds none."""
     try:
         return kind(value) if len(str(value)) < _DIGITS else value
     except (TypeError, ValueError, OverflowError):

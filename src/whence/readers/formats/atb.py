@@ -50,7 +50,9 @@ _TRIED = 8
 
 
 def sniff(place: Place) -> bool:
-    """Tensor files in `before` or `after`; or one whose first lines are those of ATB."""
+    """Whether there are tensor files in `before` or `after`, or one whose first lines are those of
+    ATB.
+    """
     if not place.is_folder:
         return place.suffix == ".bin" and atb_file.recognised(place.head)
     tried = 0
@@ -71,8 +73,8 @@ def _is_tensor(path: Path) -> bool:
 
 
 class _Where(NamedTuple):
-    """An operator run. path: (place, type) of it and of what is around it; type "" and place 0 for
-    folders of other names.
+    """One execution of an operator. path: (position, type) of it and of the operators that contain
+    it; type "" and position 0 for folders of other names.
     """
 
     process: str
@@ -88,7 +90,7 @@ class _Tensor(NamedTuple):
 
 
 def open_run(place: Place) -> Run:
-    """Headers of all files now, elements when asked for."""
+    """Reads the headers of all files now, elements on request."""
     building = Building(place.path, "atb")
     if not place.is_folder:
         number = _Files(place, building).record(place.path.name)
@@ -128,7 +130,7 @@ def _step(
     rank: int,
     models: list[atb_topology.Model],
 ) -> None:
-    """The operators of one token, what is around one before it."""
+    """Adds the operators of one token, each after the one that contains it."""
     handles: dict[tuple[tuple[int, str], ...], int] = {}
     for where in sorted(runs, key=lambda w: w.path):
         for depth in range(1, len(where.path)):
@@ -149,7 +151,7 @@ def _step(
             weight = files.weight(where, tensor, node) if tensor.kind == "in" else ""
             slot, record = str(tensor.number), files.record(tensor.file)
             if tensor.kind == "out":
-                # before it ran, there is nothing in it
+                # an output has no contents before the operator runs
                 if slot not in outputs or tensor.when != "before":
                     outputs[slot] = record
             elif weight:
@@ -189,8 +191,8 @@ def _node(
 
 
 def _where(folders: tuple[str, ...]) -> _Where:
-    """The folders above a tensor: what is not an operator any more is the token, and above it the
-    process.
+    """Parses the folders above a tensor: the first that is not an operator is the token, and above
+    it is the process.
     """
     end = len(folders)
     while end > 0 and _OPERATION.match(folders[end - 1]):
@@ -210,7 +212,7 @@ def _where(folders: tuple[str, ...]) -> _Where:
 
 
 def _models(place: Place) -> list[atb_topology.Model]:
-    """Topologies, the first to run first."""
+    """Returns topologies, in execution order."""
     paths = [place.inside(name) for name in place.files if _TOPOLOGY.search(f"/{name}")]
     models = [model for path in paths if (model := atb_topology.read(path)) is not None]
     return sorted(models, key=lambda m: (m.first, -len(m.nodes)))
@@ -219,10 +221,10 @@ def _models(place: Place) -> list[atb_topology.Model]:
 def _steps(
     operators: dict[_Where, list[_Tensor]], models: list[atb_topology.Model], building: Building
 ) -> dict[_Where, int]:
-    """The step of every operator run, from 0.
+    """Returns the step of every operator execution, from 0.
 
     Prefill and decoding build two graphs, and each counts its own runs: with two models, folder 0
-    is the warm-up, the next ("start") holds tokens 0 and 1 and the further ones a token each.
+    is the warm-up, the next ("start") holds tokens 0 and 1, and each further one holds one token.
     """
     tokens = {int(w.token) for w in operators if w.token.isdecimal()}
     named = any(w.token == "start" for w in operators)
@@ -252,7 +254,7 @@ def _steps(
 
 
 def _has_both(operators: dict[_Where, list[_Tensor]], heads: list[tuple[int, int]]) -> bool:
-    """Does one folder hold operators of both graphs?"""
+    """Whether one folder holds operators of both graphs."""
     graphs: dict[str, set[int]] = defaultdict(set)
     for where in operators:
         for number, (low, high) in enumerate(heads):
@@ -262,12 +264,12 @@ def _has_both(operators: dict[_Where, list[_Tensor]], heads: list[tuple[int, int
 
 
 def _id(path: tuple[tuple[int, str], ...]) -> str:
-    """An operator's number, "3_1" for the second one in the fourth."""
+    """Returns an operator's number, "3_1" for operator 1 inside operator 3."""
     return "_".join(str(index) for index, _ in path)
 
 
 class _Files:
-    """The tensor files of a dump as records; a file that refers to another is the same record."""
+    """The tensor files of a dump as records; a file that refers to another has the same record."""
 
     def __init__(
         self, place: Place, building: Building, operators: dict[_Where, list[_Tensor]] | None = None
@@ -287,7 +289,7 @@ class _Files:
         }
 
     def record(self, name: str, depth: int = 0) -> int:
-        """The record of a file's tensor."""
+        """Returns the record of a file's tensor."""
         if name in self._records:
             return self._records[name]
         path = self.place.inside(name)
@@ -326,7 +328,7 @@ class _Files:
         return number
 
     def _linked(self, name: str, data: str) -> str:
-        """The file that a reference means, "" when it is not there."""
+        """Returns the file that a reference points to, "" when it does not exist."""
         match = _LINK.match(data)
         where = self._owner.get(name)
         if not match or where is None:
@@ -336,7 +338,7 @@ class _Files:
         )
 
     def weight(self, where: _Where, tensor: _Tensor, node: atb_topology.Operation | None) -> str:
-        """The name of the weight that an input is; "" for one that is none."""
+        """Returns the name of the weight that an input is; "" for an input that is none."""
         usual = _WEIGHTS.get(where.path[-1][1], {}).get(tensor.number, "")
         if node is not None and tensor.number < len(node.inputs):
             match = _WEIGHT_NAME.search(node.inputs[tensor.number])
@@ -356,7 +358,7 @@ class _Files:
         return usual if len(contents) == 1 and None not in contents else ""
 
     def _made(self, where: _Where) -> set[Hashable]:
-        """What the operators of a token made."""
+        """Returns content keys of the outputs of all operators of a token."""
         key = where.process, where.token
         if key not in self._outputs:
             files = [
@@ -368,7 +370,9 @@ class _Files:
         return self._outputs[key]
 
     def _look(self, name: str) -> Hashable | None:
-        """What stands for the content of a file's tensor."""
+        """Returns a key that is equal for files with equal tensors; None where there are no
+        elements.
+        """
         if name not in self._looks:
             entry = self._stored.get(self.record(name))
             self._looks[name] = None
@@ -379,7 +383,7 @@ class _Files:
         return self._looks[name]
 
     def differ(self, first: int, second: int) -> bool:
-        """Does a tensor hold something else after the operator ran than before it?"""
+        """Whether a tensor has other elements after the operator ran than before it."""
         if first == second or first not in self._stored or second not in self._stored:
             return False
         try:

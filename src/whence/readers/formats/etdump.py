@@ -29,7 +29,7 @@ _DTYPES = {
     25: "float8_e5m2fnuz", 26: "float8_e4m3fnuz", 27: "uint16", 28: "uint32", 29: "uint64",
 }  # fmt: skip
 _SCALARS = {3: ("q", "int64"), 4: ("f", "float32"), 5: ("d", "float64"), 6: ("?", "bool")}
-"""Of a value, its fields that are tables of one number: of which kind."""
+"""Fields of a value that are tables of one number: field -> (struct format, dtype)."""
 _KERNEL = "native_call_"
 
 
@@ -40,8 +40,8 @@ def sniff(place: Place) -> bool:
 
 
 def open_run(place: Place) -> Run:
-    """Each execution of a method is a step; each instruction, by its kernel, a label with what it
-    computed. Raises UnreadableRun.
+    """Returns a run in which each execution of a method is a step, and each instruction, named by
+    its kernel, a label with its result. Raises UnreadableRun.
     """
     building = Building(place.path, "etdump")
     names = [name for name in place.names if place.shows(name, (".etdp",), sniff)]
@@ -59,7 +59,7 @@ def open_run(place: Place) -> Run:
 
 
 def _buffer(place: Place) -> tuple[File | None, str]:
-    """The debug buffer beside a dump, or why there is none."""
+    """Returns the debug buffer beside a dump, or why there is none."""
     folder = place if place.is_folder else Place(place.path.parent)
     files = [name for name in folder.names if PurePosixPath(name).suffix == ".bin"]
     files = [name for name in files if "debug" in name.lower()] if len(files) > 1 else files
@@ -79,7 +79,7 @@ def _runs(file: File) -> Iterator[Table]:
 
 
 def _add(building: Building, run: Table, step: int, buffer: File | None, why: str) -> bool:
-    """Add the calls of an execution; whether there are any."""
+    """Adds the calls of an execution; returns whether there are any."""
     events = [(event.table(0), event.table(2)) for event in run.tables(3)]
     kernels = {
         profiled.number(2, "i", -1): name.removeprefix(_KERNEL).partition(".")[0]
@@ -111,7 +111,7 @@ def _add(building: Building, run: Table, step: int, buffer: File | None, why: st
 
 
 def _records(building: Building, value: Table, buffer: File | None, why: str) -> list[int]:
-    """Add the tensors of a value; a number is one without axes."""
+    """Adds the tensors of a value; a number becomes a tensor without axes."""
     lists = value.table(2)
     tensors = [] if lists is None else [*lists.tables(0)]
     if (tensor := value.table(1)) is not None:

@@ -44,15 +44,15 @@ _NUMBERS = frozenset({"int64", "float64", "bool"})  # what torch makes of number
 
 
 def sniff(place: Place) -> bool:
-    """One file whose name says node, operator, INPUT or OUTPUT."""
+    """Whether some file name states node, operator and INPUT or OUTPUT."""
     return place.is_folder and any(
         _FILE.match(name.rpartition("/")[2]) for name in place.files if name.endswith(".npy")
     )
 
 
 class _Where(NamedTuple):
-    """What the folders say. graph: "graph_1" or the time of a gm folder, "" when nothing says.
-    step: as written. base: of the first.
+    """The contents of folder names. graph: "graph_1" or the time of a gm folder, "" when no folder
+    states it. step: as written. base: number of the first step.
     """
 
     rank: int
@@ -72,8 +72,8 @@ class _File(NamedTuple):
 
 
 def open_run(place: Place) -> Run:
-    """Names and headers of all files now, elements when asked for; a few kilobytes of each where
-    the order has to be found.
+    """Reads names and headers of all files now, elements on request; a few kilobytes of each where
+    the order has to be inferred.
     """
     building = Building(place.path, "fx")
     above = place.path.absolute().parts[-_ABOVE:]
@@ -143,10 +143,10 @@ def _call(
 
 
 def _argument(place: Place, file: _File) -> Any:
-    """The value of an argument that is not a tensor; None for a tensor.
+    """Returns the value of an argument that is not a tensor; None for a tensor.
 
-    A number of Python is saved as an array without axes, as a tensor without axes is: it is
-    compared like one, too. All else is text.
+    A Python number is saved as an array without axes, exactly like a tensor without axes, and is
+    compared like one. Other arrays are text.
     """
     path = place.inside(file.name)
     try:
@@ -189,9 +189,8 @@ def _counts(part: str) -> bool:
 
 
 def _roots(nodes: dict[_Where, set[str]], files: Iterable[_File]) -> dict[_Where, str]:
-    """The graph each folder belongs to, by name. Older dumps name graphs by times, and one graph
-    may have another in every step: folders of different steps that hold the same nodes are one
-    graph.
+    """Returns folder -> name of its graph. Older dumps name graphs by times, and one graph may have
+    another time in every step: folders of different steps that hold the same nodes are one graph.
     """
     for file in files:
         nodes[file.where].add(file.node)
@@ -221,8 +220,8 @@ def _roots(nodes: dict[_Where, set[str]], files: Iterable[_File]) -> dict[_Where
 
 
 def _order(place: Place, nodes: dict[str, list[_File]]) -> list[str]:
-    """The nodes in the order in which they ran: by the times of the files; where these are equal,
-    by what the tensors hold.
+    """Returns the nodes in execution order: by the times of the files; where these are equal, by
+    the content of the tensors.
     """
     first = sorted(nodes, key=lambda node: (min(f.time for f in nodes[node]), natural(node)))
     times = [min(f.time for f in nodes[node]) for node in first]

@@ -41,7 +41,7 @@ _MAPPING_BYTES = 64 << 20
 
 
 class Name(NamedTuple):
-    """What the name of a dump file says. time: as a number that orders files."""
+    """The parts of a dump file's name. time: as a number that orders files."""
 
     op_type: str
     op_name: str
@@ -50,10 +50,10 @@ class Name(NamedTuple):
 
 
 def named(name: str) -> Name | None:
-    """The parts of a file's name; None when it is no such name.
+    """Parses a file's name; returns None for any other name.
 
-    The name of the operator may hold dots; behind the time there may be more fields; the oldest
-    writers leave out the stream.
+    The name of the operator may contain dots; more fields may follow the time; the oldest writers
+    omit the stream.
     """
     fields = name.split(".")
     time_index = next(
@@ -80,7 +80,9 @@ def named(name: str) -> Name | None:
 
 
 def sniff(place: Place) -> bool:
-    """Names of operators with times that begin as dumps do; or one such file."""
+    """Whether names have the form of operators with times and the files begin like dumps; or one
+    such file.
+    """
     if not place.is_folder:
         fits = named(place.path.name) is not None or _NUMBERED.match(place.path.name) is not None
         return fits and ge_file.recognised(place.head, place.size)
@@ -103,7 +105,7 @@ def sniff(place: Place) -> bool:
 
 
 class _Where(NamedTuple):
-    """Where in a dump a file lies. graph: -1 when no folder says so."""
+    """The position of a file in a dump. graph: -1 when no folder states it."""
 
     rank: int
     root: str
@@ -112,7 +114,9 @@ class _Where(NamedTuple):
 
 
 class _OperatorRun(NamedTuple):
-    """One operator run: its file, or the npy files it was converted to (slot -> name)."""
+    """One execution of an operator: its file, or the npy files it was converted to
+    (slot -> name).
+    """
 
     where: _Where
     name: Name
@@ -121,7 +125,7 @@ class _OperatorRun(NamedTuple):
 
 
 def open_run(place: Place) -> Run:
-    """Headers of all files now, elements when asked for."""
+    """Reads the headers of all files now, elements on request."""
     building = Building(place.path, "ge")
     runs = sorted(
         _operator_runs(place, building),
@@ -232,9 +236,7 @@ def _operator_runs(place: Place, building: Building) -> Iterator[_OperatorRun]:
 
 
 def _where(parts: tuple[str, ...]) -> _Where:
-    """What the folders above a file say. Where none says the rank, it is the number of the
-    device.
-    """
+    """Parses the folders above a file. Where none states the rank, it is the device number."""
     rank = next((int(m[1]) for p in reversed(parts) if (m := _RANK.match(p))), -1)
     date_index = next((i for i in range(len(parts) - 1, -1, -1) if _FOLDER.match(parts[i])), -1)
     inner = parts[date_index + 1 :] if date_index >= 0 else ()
@@ -255,7 +257,7 @@ def _where(parts: tuple[str, ...]) -> _Where:
 
 
 def _mapping(place: Place, folder: str, building: Building) -> dict[str, str]:
-    """Names behind the numbers that CANN gives to files whose names are too long."""
+    """Returns number -> name for files whose names are too long and that CANN therefore numbers."""
     path = place.inside(f"{folder}/mapping.csv" if folder else "mapping.csv")
     if not path.is_file() or path.stat().st_size > _MAPPING_BYTES:
         return {}
@@ -268,8 +270,8 @@ def _mapping(place: Place, folder: str, building: Building) -> dict[str, str]:
 
 
 def _texts(place: Place) -> Iterator[Path]:
-    """Graph texts in the dump; where there are none, those in the folders above that torchair
-    writes them to.
+    """Returns the graph texts in the dump; where there are none, those in the folders above, to
+    which torchair writes them.
     """
     graphs = [file for file in place.files if is_graph(file.rpartition("/")[2])]
     inside = [place.inside(file) for file in graphs]

@@ -43,8 +43,8 @@ def sniff(place: Place) -> bool:
 
 
 def open_run(place: Place) -> Run:
-    """Modules with their inputs; leaves have their outputs too. Printed tensors are exact to half
-    their last digit.
+    """Returns modules with their inputs; leaves also have outputs. Printed tensors are exact to
+    half a unit of their last digit.
     """
     building = Building(place.path, "hf-debugger")
     if place.is_folder:
@@ -68,12 +68,12 @@ def open_run(place: Place) -> Run:
 
 
 class _Tree:
-    """One tree of calls on its way into a Building."""
+    """Adds one tree of calls to a Building."""
 
     def __init__(self, building: Building, place: Place, tree: dict[str, Any], root: str) -> None:
         self.building, self.place, self.tree, self.root = building, place, tree, root
         self.without_values = 0
-        # A module that ran twice has written over its file: what is in it is of the last call.
+        # A module that runs twice overwrites its file, which then holds the last call.
         held = (item.get("value") for _, item in leaves(tree, _is_tensor) if _is_tensor(item))
         self.remaining = Counter(name for name in held if isinstance(name, str))
 
@@ -110,7 +110,7 @@ class _Tree:
             todo += [(kid, call) for kid in reversed(kids)] if isinstance(kids, list) else []
 
     def _of_root(self) -> dict[str, int]:
-        """What the whole returned: a file of which the tree says nothing."""
+        """Returns the outputs of the whole model: the tree does not mention their file."""
         name = f"{self.root}_outputs.safetensors"
         if name not in self.place.names:
             return {}
@@ -121,8 +121,8 @@ class _Tree:
         }
 
     def _records(self, value: Any) -> Iterator[tuple[str, int]]:
-        """(slot, record) of every tensor in inputs or outputs, nested lists and dicts taken
-        apart.
+        """Yields (slot, record) of every tensor in inputs or outputs, which are nested lists and
+        dicts.
         """
         for slot, tensor in leaves(value, _is_tensor):
             if _is_tensor(tensor):
@@ -205,8 +205,8 @@ def _is_tensor(value: Any) -> bool:
 
 
 def _figures(tensor: dict[str, Any], count: int) -> tuple[Statistics | None, float]:
-    """(statistics, step of their last digit) that stand beside a tensor. torch divides by n - 1,
-    whence by n.
+    """Returns (statistics printed beside a tensor, step of their last digit). torch divides by n -
+    1, whence by n.
     """
     texts: dict[str, str] = {}
     for key in ("min", "max", "mean", "std"):

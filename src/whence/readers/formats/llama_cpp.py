@@ -53,7 +53,7 @@ def sniff(place: Place) -> bool:
 
 
 def open_run(place: Place) -> Run:
-    """The whole text is read once; what it shows of each tensor is kept."""
+    """Reads the whole text once and keeps the printed values of each tensor."""
     building = Building(place.path, "llama.cpp")
     records: dict[str, int] = {}
     first, step = "", 0
@@ -88,7 +88,7 @@ def open_run(place: Place) -> Run:
 
 
 class _Node(NamedTuple):
-    """One node as printed. lines: what follows it up to the next, as far as these are values."""
+    """One node as printed. lines: the value lines that follow it, up to the next node."""
 
     name: str
     dtype: str
@@ -125,7 +125,7 @@ def _nodes(place: Place) -> Iterator[_Node]:
 
 
 def _shape(extents: str) -> tuple[int, ...]:
-    """The logical shape, slowest first, without leading ones beyond two axes."""
+    """Returns the logical shape, slowest axis first, without leading ones beyond two axes."""
     shape = [int(n) for n in extents.replace(" ", "").split(",") if n and len(n) < 19][::-1]
     while len(shape) > 2 and shape[0] == 1:
         shape.pop(0)
@@ -166,8 +166,8 @@ def _record(building: Building, node: _Node) -> int:
 
 
 def _values(lines: list[str]) -> tuple[np.ndarray[Any, np.dtype[np.float64]], int] | str:
-    """(what is printed, as (blocks, planes, rows, columns); digits behind the point), or why it
-    cannot be read.
+    """Returns (the printed values as (blocks, planes, rows, columns), digits after the decimal
+    point), or why they cannot be read.
     """
     rows: list[list[float]] = []
     planes: list[int] = []  # rows in each

@@ -46,7 +46,7 @@ _TREE_DEPTH = 200
 
 
 def sniff(place: Place) -> bool:
-    """A tensor of a module called root..., or the statistics of such."""
+    """Whether there is a tensor of a module called root..., or the statistics of such modules."""
     if not place.is_folder:
         return False
     for name in place.files:
@@ -60,8 +60,8 @@ def sniff(place: Place) -> bool:
 
 
 class _Tensor(NamedTuple):
-    """slot: "input.0". file: where it is; or what a row of statistics says: (dtype, shape,
-    figures).
+    """A tensor of a module. slot: "input.0". file: that holds it; or the contents of a row of
+    statistics: (dtype, shape, figures).
     """
 
     slot: str
@@ -74,7 +74,7 @@ _Held = dict[_Moment, dict[str, list[_Tensor]]]
 
 
 def open_run(place: Place) -> Run:
-    """What each file holds now, elements when asked for."""
+    """Reads the structure of each file now, elements on request."""
     building = Building(place.path, "msit_torch")
     tensors: _Held = defaultdict(lambda: defaultdict(list))
     weights: dict[str, dict[str, str]] = defaultdict(dict)
@@ -135,8 +135,8 @@ class _Step:
         self._weights: dict[str, int] = {}
 
     def order(self) -> list[str]:
-        """All names, each before what is part of it; siblings as the tree has them, and none before
-        what it reads is made.
+        """Returns all names, each before its parts; siblings in the order of the tree, and after
+        the producers of their inputs.
         """
         parts: dict[str, list[str]] = defaultdict(list)
         for name in sorted(
@@ -152,7 +152,7 @@ class _Step:
         return out
 
     def _above(self, name: str) -> str:
-        """The nearest module around this one that is in the dump, "" when there is none."""
+        """Returns the nearest enclosing module in the dump, "" when there is none."""
         above = name.rpartition(".")[0]
         while above and above not in self.names:
             above = above.rpartition(".")[0]
@@ -195,8 +195,8 @@ class _Step:
             )
 
     def _parts(self, name: str) -> tuple[str, str]:
-        """(module, function called in it): the longest module of the tree that the name begins
-        with.
+        """Returns (module, function called in it): the longest module of the tree that the name
+        begins with.
         """
         if not self.tree or name in self.tree:
             return name, ""
@@ -227,14 +227,14 @@ class _Step:
         ]
 
     def _weight(self, file: str) -> int:
-        """A weight is one record in all steps."""
+        """Returns the record of a weight, one for all steps."""
         if file not in self._weights:
             self._weights[file] = _tensors(self.place, self.building, file)[0][1]
         return self._weights[file]
 
 
 def _tensors(place: Place, building: Building, name: str) -> list[tuple[str, int]]:
-    """The tensors of a file, with what to add to its slot: "" for the only one."""
+    """Returns the tensors of a file with the suffix of their slots: "" for the only one."""
     path = place.inside(name)
     try:
         parts = [
@@ -274,8 +274,8 @@ def _moment(folders: tuple[str, ...]) -> _Moment:
 
 
 def _tree(path: Path, building: Building) -> dict[str, str]:
-    """Modules with their classes, in the order of the tree: the order in which they were made,
-    mostly that in which they run.
+    """Returns modules with their classes, in the order of construction, which is mostly the order
+    of execution.
     """
     remedy = "classes and the order of modules are not known from it"
     try:
@@ -298,7 +298,7 @@ def _tree(path: Path, building: Building) -> dict[str, str]:
 def _statistics(
     place: Place, name: str, folders: tuple[str, ...], tensors: _Held, building: Building
 ) -> None:
-    """Rows of statistics; a tensor that is told of again belongs to the next token."""
+    """Returns rows of statistics; a tensor that occurs again belongs to the next token."""
     process, first = _moment(folders[:-1])
     repeats: dict[tuple[str, str], int] = defaultdict(int)
     with place.inside(name).open(newline="", encoding="utf-8", errors="backslashreplace") as file:
@@ -335,7 +335,7 @@ def _statistics(
 
 
 def _look(place: Place, tensor: _Tensor) -> Hashable | None:
-    """What stands for the content of a tensor."""
+    """Returns a key that is equal for tensors with equal content."""
     if tensor.row is not None:
         figures = tensor.row[2]
         return (tensor.row[:2], figures and (figures.min, figures.max, figures.mean, figures.norm))

@@ -36,7 +36,7 @@ def sniff(place: Place) -> bool:
 
 
 def open_run(place: Place) -> Run:
-    """The index now (names, shapes, statistics), elements when asked."""
+    """Reads the index (names, shapes, statistics) now, elements on request."""
     building = Building(place.path, "msprobe")
     files = list(_index_files(place)) if place.is_folder else [IndexFile("", place.path.name, 0, 0)]
     for file in files:
@@ -52,7 +52,7 @@ def open_run(place: Place) -> Run:
 
 
 def _index_files(place: Place) -> Iterator[IndexFile]:
-    """The index files in a folder: its own, else those of its ranks, of its steps and their
+    """Returns the index files in a folder: its own, else those of its ranks, of its steps and their
     ranks.
     """
     direct = _direct(place, "", 0, 0)
@@ -74,7 +74,7 @@ def _index_files(place: Place) -> Iterator[IndexFile]:
 
 def _of_ranks(place: Place, folder: str, step: int) -> Iterator[IndexFile]:
     names = [name for name in place.names if _RANK.fullmatch(name) and (place.path / name).is_dir()]
-    # A process id says nothing about which rank it was; several are taken in their order.
+    # A process id does not state the rank; several processes are numbered in their order.
     numbers = sorted((int(_RANK.fullmatch(name)[2] or 0), name) for name in names)  # type: ignore[index]
     for i, (number, name) in enumerate(numbers):
         yield from _direct(
@@ -87,8 +87,8 @@ def _direct(place: Place, folder: str, step: int, rank: int) -> list[IndexFile]:
 
 
 def _json(place: Place, name: str, *, needed: bool = True) -> dict[str, Any]:
-    """A JSON object out of the dump (NaN and Infinity as they are written there). Raises
-    UnreadableRun; {} when it may be absent.
+    """Returns a JSON object of the dump (NaN and Infinity unquoted, as msprobe writes them). Raises
+    UnreadableRun; returns {} when the file may be absent.
     """
     path = place.inside(name) if place.is_folder else place.path.parent / name
     if not needed:
@@ -99,7 +99,7 @@ def _json(place: Place, name: str, *, needed: bool = True) -> dict[str, Any]:
 
 
 def _add(building: Building, place: Place, file: IndexFile) -> None:
-    """All calls of one index file, in the order in which they began."""
+    """Adds all calls of one index file, in the order in which they began."""
     index = _json(place, f"{file.folder}{file.name}")
     data = index.get("data")
     if not isinstance(data, dict):
@@ -137,7 +137,7 @@ def _json_or_note(building: Building, place: Place, name: str) -> dict[str, Any]
 
 
 def _nearest_parent(construct: Mapping[str, Any], name: str, positions: Mapping[str, int]) -> int:
-    """Position of the nearest call above one that was dumped, -1 when there is none."""
+    """Returns the position of the nearest enclosing call that was dumped, -1 when there is none."""
     visited = {name}
     while True:
         parent = parent_name(construct, name)
@@ -150,7 +150,7 @@ def _nearest_parent(construct: Mapping[str, Any], name: str, positions: Mapping[
 
 
 def _sources(stacks: Mapping[str, Any]) -> dict[str, str]:
-    """Where each call was made: the innermost frame outside of installed packages, as
+    """Returns where each call was made: the innermost frame outside of installed packages, as
     "file:line".
     """
     out: dict[str, str] = {}

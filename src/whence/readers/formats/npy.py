@@ -1,5 +1,5 @@
-"""Arrays of numpy: a .npy or .npz file, or a folder tree of them. The name of a tensor is its path,
-folders such as step0 or rank1 aside; what whence wrote has an index that says which call it is of.
+"""Reads numpy arrays: a .npy or .npz file, or a folder tree of them. The name of a tensor is its
+path without folders such as step0 or rank1; files that whence wrote have an index of their calls.
 
 Format: numpy.lib.format; a .npz is a zip archive of .npy files.
 """
@@ -33,8 +33,8 @@ def sniff(place: Place) -> bool:
 
 
 def open_run(place: Place) -> Run:
-    """Lazy: headers now, elements memory-mapped when asked for. Text and structured arrays, and
-    objects without a tensor, have no elements, and say why.
+    """Reads headers now and memory-maps elements on request. Text and structured arrays, and
+    objects without a tensor, have no elements, and state the reason.
     """
     if sidecar_index.NAME in place.names:
         return sidecar_index.open_run(place, "npy", partial(_elements, place))
@@ -48,7 +48,7 @@ def _is_ours(name: str) -> bool:
 
 
 def _items(building: Building, file: File) -> Iterator[Named]:
-    """The arrays of a file."""
+    """Returns the arrays of a file."""
     head = file.head(numpy_file.HEAD_BYTES)
     if head[:2] != b"PK":
         header = numpy_file.header(head, file.name)
@@ -72,7 +72,7 @@ def _array(
     *,
     ordered: bool = False,
 ) -> Iterator[Named]:
-    """An array; of objects, the tensors in them (`np.save` of a dict is such a one)."""
+    """Returns an array; for an object array, the tensors in it (as from `np.save` of a dict)."""
     tensors: list[Named] = []
     if header.holds_objects:
         tree = torch_file.load(bytes(read()), label, start=header.start)
@@ -98,7 +98,7 @@ def _array(
 
 
 def _elements(place: Place, name: str) -> Callable[[], Array]:
-    """The elements of a file that the index names, as they lie there."""
+    """Returns the elements of a file that the index names, as stored."""
     path = place.inside(name)
 
     def load() -> Array:

@@ -1,5 +1,5 @@
-"""Texts of numbers: .csv and what `np.savetxt` writes, lists in .json and .jsonl, the outputs of
-`trtexec --exportOutput`, and the lines `0: 1.234567` of llama.cpp's model conversion.
+"""Reads numbers as text: .csv and the output of `np.savetxt`, lists in .json and .jsonl, the
+outputs of `trtexec --exportOutput`, and the lines `0: 1.234567` of llama.cpp's model conversion.
 
 Sources: numpy.savetxt; TensorRT, samples/common/sampleReporting.cpp (exportJSONOutput); llama.cpp,
 examples/model-conversion/logits.cpp.
@@ -31,7 +31,7 @@ _LARGEST = 256 << 20  # bytes of a text that is parsed
 _JSON = (".json", ".jsonl", ".ndjson")
 _TABLES = (".csv", ".tsv", ".txt", ".dat", ".out", ".log", "")
 _NAMED = frozenset((*_JSON, *_TABLES)) - {""}
-# Settings and measurements of time hold lists of numbers too.
+# Settings and timings also hold lists of numbers.
 _SETTINGS = re.compile(
     r"config|settings|tokenizer|vocab|index|requirements|manifest|shapes?\.|meta"
     r"|\btim(?:es?|ings?)\b|latenc|profil|benchmark",
@@ -57,7 +57,7 @@ def sniff(place: Place) -> bool:
 
 
 def open_run(place: Place) -> Run:
-    """The digits of a text say what it keeps of its numbers."""
+    """Returns the tensors of a text; its digits determine their precision."""
     building = Building(place.path, "numbers")
     items = named_tensors.of_files(building, place, lambda name: _is_ours(place, name), _items)
     if any(item.options["quantum"] for item in items):  # weights are compared bit by bit
@@ -72,7 +72,7 @@ def _is_ours(place: Place, name: str) -> bool:
 
 
 def _is_table(place: Place) -> bool:
-    """Whether all lines are rows of numbers, as far as the first bytes show."""
+    """Whether all lines among the first bytes are rows of numbers."""
     try:
         lines = place.head.decode("ascii").split("\n")
     except UnicodeDecodeError:
@@ -84,7 +84,7 @@ def _is_table(place: Place) -> bool:
 
 
 def _rows(lines: list[str]) -> list[str]:
-    """The rows of numbers; those of a table of pandas without its frame of whole numbers."""
+    """Returns the rows of numbers, without the index and header of a pandas table."""
     rows = [line.strip() for line in lines if line.strip() and not line.startswith("#")]
     if rows and rows[0].startswith(",") and rows[0] == _frame(rows[0].count(",")):
         return [row.partition(",")[2] for row in rows[1:]]
@@ -96,7 +96,7 @@ def _frame(columns: int) -> str:
 
 
 def _cells(row: str) -> list[str]:
-    """The numbers of a row, [] where it holds something else."""
+    """Returns the numbers of a row, [] where it holds something else."""
     cells = _BETWEEN.split(row.rstrip(",;"))
     return cells if all(map(_CELL.fullmatch, cells)) else []
 
@@ -130,7 +130,7 @@ def _named(values: Values, name: str, *, is_ordered: bool) -> Named:
 
 
 def _table(text: str) -> Values:
-    """Rows as they stand; one row or column is a vector."""
+    """Returns the table as written; one row or column becomes a vector."""
     if not text.endswith("\n"):
         raise ValueError("its last line has no end, so it may be cut off; end it with a line break")
     lines = _rows(text.split("\n"))
@@ -156,7 +156,7 @@ class _Text(str):
 
 
 def _lists(text: str) -> Any:
-    """The tree of a JSON text, or of one in each line, with `Values` for lists of numbers."""
+    """Returns the tree of a JSON text, or of one per line, with `Values` for lists of numbers."""
     tree, texts = _parsed(text), list[str]()
     _collect(tree, texts)
     return _tree(tree, Digits.of(texts))
@@ -201,7 +201,7 @@ def _tree(value: Any, digits: Digits) -> Any:
 
 
 def _flat(value: list[Any]) -> tuple[list[Any], tuple[int, ...]]:
-    """(all that lies at the bottom of regular lists, their shape)."""
+    """Returns (all leaves of regular nested lists, their shape)."""
     shape, flat = [len(value)], value
     while flat and all(isinstance(row, list) and len(row) == len(flat[0]) for row in flat):
         shape.append(len(flat[0]))
@@ -210,7 +210,7 @@ def _flat(value: list[Any]) -> tuple[list[Any], tuple[int, ...]]:
 
 
 def _extents(value: Any) -> tuple[int, ...]:
-    """A shape as a list, or as "1x3x224"."""
+    """Parses a shape, given as a list or as "1x3x224"."""
     parts = value.split("x") if isinstance(value, str) else value
     if not isinstance(parts, list) or not all(re.fullmatch(r"\d{1,18}", str(p)) for p in parts):
         raise ValueError(f"{str(value)[:40]} is not a shape")

@@ -39,7 +39,7 @@ def sniff(place: Place) -> bool:
 
 
 def described(place: Place) -> OnnxModel:
-    """The model of a file. Raises UnreadableRun, ValueError."""
+    """Returns the model of a file. Raises UnreadableRun, ValueError."""
     file = File(place.path)
     if not file.size:
         raise UnreadableRun(f"{file.name} is empty")
@@ -48,8 +48,8 @@ def described(place: Place) -> OnnxModel:
 
 
 def open_run(place: Place) -> Run:
-    """A call for each node but constants, in the order of the file, below one for the whole: that
-    holds what no node reads.
+    """Returns a call for each node except constants, in the order of the file, below one call for
+    the model; that one holds the initializers that no node reads.
     """
     model = described(place)
     graph = model.graph
@@ -86,7 +86,9 @@ def open_run(place: Place) -> Run:
 
 
 def constant_of(node: OnnxNode) -> OnnxTensor | None:
-    """The tensor that a Constant node is; None where it is no such node, or holds plain numbers."""
+    """Returns the tensor of a Constant node; None for any other node, or one that holds plain
+    numbers.
+    """
     if node.op_type != "Constant" or node.domain or not node.outputs:
         return None
     value = node.attributes.get("value")
@@ -128,7 +130,7 @@ def _call(
 
 
 def plain(value: Any) -> Any:
-    """An attribute as plain JSON; of a large tensor its form only."""
+    """Returns an attribute as plain JSON; a large tensor as its dtype and shape only."""
     if isinstance(value, list):
         return [plain(item) for item in value]
     if not isinstance(value, OnnxTensor):

@@ -56,8 +56,8 @@ def _is_loose(place: Place, name: str) -> bool:
 
 
 def open_run(place: Place) -> Run:
-    """A data set is one call of the whole, a step each; other tensors are labels, initializers
-    parameters.
+    """Returns a run. Each test data set is one call of the model and a step; other tensors are
+    labels, initializers are parameters.
     """
     building = Building(place.path, "onnx")
     if place.is_folder and _has_sets(place):
@@ -85,7 +85,7 @@ def open_run(place: Place) -> Run:
 
 
 def _is_tensor(head: bytes, size: int) -> bool:
-    """Could these first bytes be those of a TensorProto: its dimensions, then its type?"""
+    """Whether these first bytes could start a TensorProto: its dimensions, then its type."""
     try:
         for number, _, _ in protobuf.fields(head):
             if number not in (1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 16):
@@ -115,8 +115,8 @@ def _data_sets(building: Building, place: Place) -> None:
 
 
 def _items(place: Place, building: Building, file: File) -> Iterator[Named]:
-    """The tensor of a file; names of files that ONNX Runtime writes have lost what is not a
-    letter.
+    """Returns the tensor of a file; ONNX Runtime drops characters other than letters from file
+    names.
     """
     tensor = _parsed(file)
     item = _named(place, tensor, "")
@@ -145,7 +145,7 @@ def _parsed(file: File) -> OnnxTensor:
 
 
 def _initializers(place: Place) -> list[OnnxTensor]:
-    """Of the graph of a model; those of graphs inside its operators are not looked for. Raises
+    """Returns the initializers of a model's main graph; those of nested graphs are not read. Raises
     UnreadableRun.
     """
     file = File(place.path)

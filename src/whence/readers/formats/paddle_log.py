@@ -27,14 +27,14 @@ _FAR_BYTES = 4 << 20  # how far into a log its first tensor may stand
 _BLOCK_VALUES = 10  # that a kernel logs of a tensor, however large it is
 _SAME_SHARE = 0.95  # of the names of a step that an earlier one has
 
-# names of what operators make
+# names of operator outputs
 _MADE = re.compile(r"\?|inner_var\.\d+|.*block_arg_\d+|(?:.*[._])?tmp_\d+.*")
 _FOLDED = "constant_folding@"
 
 
 def sniff(place: Place) -> bool:
-    """Is this text in which Paddle's marks stand? Looks further than the head only when the head is
-    a glog.
+    """Whether this is text that contains Paddle's marks. Reads beyond the head only when the head
+    is a glog.
     """
     head = place.head
     if place.is_folder or b"\0" in head[:4096]:
@@ -57,8 +57,8 @@ def _marked(text: bytes) -> bool:
 
 
 def open_run(place: Place) -> Run:
-    """The tensors of a log, a call each, by step; inputs where the log has the executor's `Op(..),
-    inputs:{..}` lines.
+    """Returns a call for each tensor of a log, by step. Calls have inputs where the log has the
+    executor's `Op(..), inputs:{..}` lines.
     """
     with place.path.open("rb") as file:
         text = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
@@ -100,10 +100,10 @@ def open_run(place: Place) -> Run:
 def _sources(
     point: Point, makers: dict[str, tuple[str, ...]], latest: dict[str, int]
 ) -> dict[str, int] | None:
-    """Records of which a tensor was made, by name; in place of outputs that the log does not show,
-    the inputs of their operators. None where the log does not have all of them.
+    """Returns the records that a tensor was computed from, by name. An output that the log does not
+    show is replaced by the inputs of its operator. None where the log lacks one of them.
 
-    Weights and inputs of the model are not an operator's output.
+    Weights and inputs of the model are not outputs of an operator.
     """
     name = point.first_name or point.name
     if point.kind != "operator" or name not in makers:
@@ -158,7 +158,7 @@ def _record(building: Building, text: mmap.mmap, point: Point, file: str) -> int
 
 
 def _add_notes(building: Building, scan: LogScan) -> None:
-    """Say what of the log is not compared."""
+    """Notes which parts of the log are not compared."""
     if scan.empty:
         building.note(
             "error",
@@ -196,7 +196,7 @@ def _add_notes(building: Building, scan: LogScan) -> None:
 
 
 def _stand_apart(kinds: list[str]) -> bool:
-    """Whether all labels stand before or behind all operators."""
+    """Whether all labels precede or follow all operators."""
     if "label" not in kinds or "operator" not in kinds:
         return False
     last = {kind: i for i, kind in enumerate(kinds)}
@@ -204,11 +204,12 @@ def _stand_apart(kinds: list[str]) -> bool:
 
 
 def _steps(points: Sequence[Point]) -> list[int]:
-    """The step of every point: by the lines that begin steps, else a name that repeats begins the
-    next.
+    """Returns the step of every point: by the lines that begin steps; otherwise a repeated name
+    begins the next step.
 
-    A name may appear more than once a step (loops, writing in place), so the name to count is the
-    first that appears as often as most do; where steps begin must then hold for all names.
+    A name may occur more than once a step (loops, in-place writes). The name that counts steps is
+    therefore the first one with the most common number of occurrences, and the steps must then fit
+    all names.
     """
     if any(p.step >= 0 for p in points):
         return [max(p.step, 0) for p in points]
@@ -220,7 +221,7 @@ def _steps(points: Sequence[Point]) -> list[int]:
     ]
     starts = _starts([points[i].name for i in hooked])
     for step, start in enumerate(starts):
-        # What a kernel logged stands before what its operator returned.
+        # The lines that a kernel logs precede the output of its operator.
         begins = hooked[start - 1] + 1 if start else 0
         end = hooked[starts[step + 1] - 1] + 1 if step + 1 < len(starts) else len(points)
         steps[begins:end] = [step] * (end - begins)
@@ -228,7 +229,7 @@ def _steps(points: Sequence[Point]) -> list[int]:
 
 
 def _starts(names: Sequence[str]) -> list[int]:
-    """Where the steps of a sequence of names begin."""
+    """Returns the positions at which the steps of a sequence of names begin."""
     counts = Counter(names)
     if len(names) == len(counts) or not names:
         return [0]

@@ -1,5 +1,5 @@
-"""Paddle's weights, `.pdiparams`: tensors one after the other in the order of their names, which
-stand in the program beside it.
+"""Reads Paddle's weights, `.pdiparams`: tensors concatenated in the order of their names, which are
+in the program beside it.
 
 Each: u32 version 0, u64 levels of detail with their bytes, u32 version 0, i32 n, n bytes of
 TensorDesc (protobuf), the elements in little endian. Read without Paddle; a `.pdparams` is a pickle
@@ -40,7 +40,7 @@ class Stream(NamedTuple):
 
 
 def sniff(place: Place) -> bool:
-    """Does a tensor with a dtype that is known begin here?"""
+    """Whether a tensor of a known dtype begins here."""
     if place.is_folder or place.size < 20:
         return False
     try:
@@ -51,7 +51,7 @@ def sniff(place: Place) -> bool:
 
 
 class Bytes:
-    """Bytes by place, of a file or at hand."""
+    """Bytes by position, of a file or in memory."""
 
     def __init__(self, data: bytes | np.memmap[tuple[int], np.dtype[np.uint8]]) -> None:
         self.data = data
@@ -61,8 +61,8 @@ class Bytes:
 
 
 def _streams(data: Bytes, size: int) -> Iterator[Stream]:
-    """The tensors of a file, without their elements. Raises UnreadableRun where the next one makes
-    no sense.
+    """Returns the tensors of a file, without their elements. Raises UnreadableRun where the next
+    one is malformed.
     """
     place = 0
     while place < size:
@@ -104,14 +104,14 @@ def _stream(data: Bytes, place: int) -> Stream:
 
 
 def open_run(place: Place) -> Run:
-    """Parameters of the layers they belong to, memory-mapped; what follows a damaged tensor is lost
+    """Returns memory-mapped parameters by layer; tensors behind a damaged one are lost
     and listed.
     """
     mapped = np.memmap(place.path, np.uint8, "r")
     building = Building(place.path, "paddle params")
     streams: list[Stream] = []
     try:
-        # keeps what came before the first that is damaged
+        # keeps the tensors before the first damaged one
         streams.extend(_streams(Bytes(mapped), place.size))
     except UnreadableRun as error:
         if not streams:
@@ -132,7 +132,8 @@ def open_run(place: Place) -> Run:
 
 
 def places(place: Place, program: Place) -> dict[str, Stream]:
-    """Where every tensor of a file lies, by its name, which the program of these weights knows.
+    """Returns tensor name -> its position in a file, with the names of the program of these
+    weights.
 
     {} when the program has other weights. Raises UnreadableRun, ValueError, OSError.
     """
@@ -143,7 +144,7 @@ def places(place: Place, program: Place) -> dict[str, Stream]:
 
 
 def _fitting(parameters: Mapping[str, Variable], streams: list[Stream]) -> list[str] | None:
-    """The names of tensors in the order in which they lie, None when these are other parameters."""
+    """Returns the names of tensors in file order, None when these are other parameters."""
     names = sorted(parameters)
     fits = len(names) == len(streams) and all(
         (parameters[n].dtype, parameters[n].shape) == (s.dtype, s.shape)
@@ -175,8 +176,8 @@ def _tensor(
 
 
 def _names(building: Building, place: Place, streams: list[Stream]) -> list[str]:
-    """The names that the program beside gives them; numbers where there is none, or one of other
-    tensors.
+    """Returns the names from the program beside the file; numbers where there is no program, or one
+    of other tensors.
     """
     plain = [f"tensor.{i}" for i in range(len(streams))]
     for suffix in _PROGRAMS:

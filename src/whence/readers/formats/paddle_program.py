@@ -1,5 +1,5 @@
-"""Paddle programs as a run: `.pdmodel` (ProgramDesc) and PIR `.json`. Operators, attributes and
-data flow; no values.
+"""Reads Paddle programs as a run: `.pdmodel` (ProgramDesc) and PIR `.json`. The run has operators,
+attributes and data flow, but no values.
 """
 
 from __future__ import annotations
@@ -23,7 +23,9 @@ NO_VALUES = "a program has no values"
 
 
 def sniff(place: Place) -> bool:
-    """A PIR magic word, or a protobuf message whose first field is a block of operators."""
+    """Whether the file has a PIR magic word, or is a protobuf message whose first field is a block
+    of operators.
+    """
     if place.is_folder or not place.size:
         return False
     if b'"magic":"pir"' in place.head[:4096].replace(b" ", b"").replace(b"\n", b""):
@@ -32,7 +34,9 @@ def sniff(place: Place) -> bool:
 
 
 def _is_block(head: bytes) -> bool:
-    """Does a ProgramDesc begin here: field 1, a message that begins with idx 0 and parent -1?"""
+    """Whether a ProgramDesc begins here: field 1, a message that begins with idx 0 and
+    parent -1.
+    """
     if head[:1] != b"\x0a":
         return False
     _, place = protobuf.varint(head, 1)
@@ -40,7 +44,7 @@ def _is_block(head: bytes) -> bool:
 
 
 def described(place: Place) -> ProgramDescription:
-    """The program of a file. Raises UnreadableRun, ValueError."""
+    """Returns the program of a file. Raises UnreadableRun, ValueError."""
     if place.size > limits.JSON_BYTES:
         raise UnreadableRun(
             f"it has {place.size} bytes; programs have no weights in them and stay below "
@@ -51,8 +55,8 @@ def described(place: Place) -> ProgramDescription:
 
 
 def open_run(place: Place) -> Run:
-    """Calls in the order of execution, named by the variable they write; of PIR, which has no
-    names, by layer, operator and place.
+    """Returns calls in execution order, named by the variable they write; in PIR, which has no
+    variable names, by layer, operator and position.
     """
     program = described(place)
     building = Building(place.path, KIND)

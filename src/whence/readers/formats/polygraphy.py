@@ -29,7 +29,7 @@ LOOKS_LIKE = "JSON with polygraphy_class in it, or a folder of 0000000000.json"
 ORDER = 20
 _MARKS = (b"polygraphy_class", b"__polygraphy_encoded_")
 _ITERATION = re.compile(r"\d{10}\.json")
-# when a runner was made: never the same twice
+# creation time of a runner: never the same twice
 _STAMP = re.compile(r"-N\d+-\d\d/\d\d/\d\d-\d\d:\d\d:\d\d$")
 _HEAD_CHARS = 4 * (numpy_file.HEAD_BYTES // 3 + 1)
 
@@ -47,8 +47,8 @@ def sniff(place: Place) -> bool:
 
 
 def open_run(place: Place) -> Run:
-    """Outputs are labels by runner and iteration; inputs are what the whole was given. Raises
-    UnreadableRun when it is neither.
+    """Returns outputs as labels by runner and iteration; inputs become inputs of the whole model.
+    Raises UnreadableRun when the file is neither.
     """
     building = Building(place.path, "polygraphy")
     if place.is_folder:
@@ -84,7 +84,9 @@ def _loaded(place: Place) -> Any:
 def _iterations(
     data: Any, name: str
 ) -> Iterator[tuple[str, Mapping[str, Any], bool, Mapping[str, Any]]]:
-    """(runner, {tensor: encoded}, are they inputs, marks of whence's) of what a file holds."""
+    """Returns (runner, {tensor: encoded}, whether they are inputs, marks written by whence) for
+    each iteration in a file.
+    """
     kind = _kind(data)
     if kind == "RunResults" or (
         isinstance(data, dict) and "lst" in data and not kind.startswith("Accuracy")
@@ -130,7 +132,7 @@ def _mapping(value: Any, name: str) -> Mapping[str, Any]:
 
 
 def _kind(value: Any) -> str:
-    """The class that a JSON object stands for, "" for none."""
+    """Returns the class that a JSON object encodes, "" for none."""
     if not isinstance(value, dict):
         return ""
     name = value.get("polygraphy_class")
@@ -147,7 +149,7 @@ def _kind(value: Any) -> str:
 
 
 def _record(building: Building, name: str, value: Mapping[str, Any]) -> int:
-    """Add one tensor; what it is comes from its header alone."""
+    """Adds one tensor; reads only its header."""
     for _ in range(3):
         inner = value.get("values", value.get("arr"))
         if not isinstance(inner, dict):
@@ -186,8 +188,8 @@ def _torch_record(building: Building, name: str, text: str) -> int:
 
 
 def _bytes(text: str, chars: int | None = None) -> bytes:
-    """Bytes of a text in base64, or in latin-1 as older versions wrote them; of its first
-    characters only. Raises ElementsMissing.
+    """Decodes a text in base64, or in latin-1 as older versions wrote it; only its first characters
+    if limited. Raises ElementsMissing.
     """
     part = text if chars is None else text[:chars]
     try:

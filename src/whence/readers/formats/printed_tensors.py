@@ -1,6 +1,6 @@
-"""Logs and texts with tensors that were printed, or with lines of their figures.
+"""Reads logs and texts with printed tensors, or with lines of their statistics.
 
-What is printed of torch, numpy, jax, tensorflow and mindspore: `encodings.printed_text`.
+`encodings.printed_text` parses prints of torch, numpy, jax, tensorflow and mindspore.
 """
 
 from __future__ import annotations
@@ -44,7 +44,9 @@ def sniff(place: Place) -> bool:
 
 
 def open_run(place: Place) -> Run:
-    """Each print is a label, in the order of the text; a line that counts steps begins one."""
+    """Returns each print as a label, in the order of the text; a line that counts steps begins a
+    step.
+    """
     building = Building(place.path, "printed")
     items = named_tensors.of_files(building, place, lambda name: _is_ours(place, name), _items)
     named_tensors.add_labels(building, *named_tensors.in_order(items))

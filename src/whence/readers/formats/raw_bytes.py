@@ -1,9 +1,10 @@
-"""Raw bytes of tensors (`array.tofile`): .bin, .raw, .dat or .f32, whose dtype and shape are told
-by something else.
+"""Reads raw bytes of tensors (`array.tofile`): .bin, .raw, .dat or .f32, whose dtype and shape are
+stated elsewhere.
 
-By whoever opens them (`--shape`, the other run); by a file beside them (x.json or x.txt for x.bin,
-or one for all: shapes.json, manifest.json, ...); by their own name (x_2x12x64_float32.bin). The
-lines of a .txt as llama.cpp's model conversion writes it beside logits count them.
+Sources of dtype and shape: the caller (`--shape`, the other run); a file beside them (x.json or
+x.txt for x.bin, or one for all: shapes.json, manifest.json, ...); their own name
+(x_2x12x64_float32.bin). A .txt that llama.cpp's model conversion writes beside logits gives their
+count by its lines.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ def sniff(place: Place) -> bool:
 
 
 def open_run(place: Place) -> Run:
-    """Lazy: elements are memory-mapped when asked for."""
+    """Memory-maps elements on request."""
     building, forms = Building(place.path, "raw bytes"), _Forms(place)
     items = named_tensors.of_files(
         building, place, lambda name: forms.of(name) is not None, partial(_items, forms)
@@ -65,7 +66,7 @@ def _items(forms: _Forms, building: Building, file: File) -> Iterator[Named]:
 
 
 class _Forms:
-    """What is told of the raw files of a place; each describing file is read once."""
+    """The forms of the raw files of a place; each describing file is read once."""
 
     def __init__(self, place: Place) -> None:
         self._stated = place.forms
@@ -73,7 +74,9 @@ class _Forms:
         self._texts: dict[PurePosixPath, Any] = {}
 
     def of(self, name: str) -> Form | None:
-        """The form of a raw file, None where it is not a raw file or nothing tells."""
+        """Returns the form of a raw file, None for any other file and where nothing
+        states a form.
+        """
         pure = PurePosixPath(name)
         if pure.suffix.lower() not in raw_form.SUFFIXES:
             return None
@@ -89,7 +92,9 @@ class _Forms:
         )
 
     def _of_index(self, pure: PurePosixPath, size: int, index: str) -> Form | None:
-        """As a file for all says: by a key, or in an entry with a name."""
+        """Returns the form in a file that describes all: under a key, or in an entry
+        with a name.
+        """
         tree = self._read(pure.with_name(index))
         names = {pure.name, pure.stem}
         if isinstance(tree, dict):
@@ -105,7 +110,9 @@ class _Forms:
         return None
 
     def _read(self, name: PurePosixPath) -> Any:
-        """What a describing file says: JSON, or its text; None where there is none."""
+        """Returns the contents of a describing file: JSON, or its text; None where
+        there is none.
+        """
         if name not in self._texts:
             path = self.root / name
             try:

@@ -1,7 +1,7 @@
-"""safetensors: one file, a folder of them, or a checkpoint in parts with its index.
+"""Reads safetensors: one file, a folder of them, or a checkpoint in parts with its index.
 
-The order in which tensors were made is lost: the format's own library sorts them by dtype and name.
-What whence wrote has an index that knows it.
+The files do not keep the order in which tensors were computed: the format's own library sorts them
+by dtype and name. Files that whence wrote have an index with that order.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def sniff(place: Place) -> bool:
 
 
 def open_run(place: Place) -> Run:
-    """Lazy: headers now, elements memory-mapped when asked for."""
+    """Reads headers now and memory-maps elements on request."""
     if sidecar_index.NAME in place.names:
         return sidecar_index.open_run(place, "safetensors", _Elements(place).at)
     building = Building(place.path, "safetensors")
@@ -52,7 +52,7 @@ def _is_ours(name: str) -> bool:
 
 
 def _check_index(building: Building, place: Place, name: str) -> None:
-    """Say which files an index names that are not there."""
+    """Notes the files that an index names and that do not exist."""
     try:
         counts = Counter(map(str, object_of(place.inside(name), name)["weight_map"].values()))
     except (UnreadableRun, KeyError, AttributeError) as error:
@@ -72,7 +72,7 @@ class _Elements:
         self._place, self._files = place, dict[str, dict[str, Named]]()
 
     def at(self, name: str) -> Load:
-        """Elements of "file,name". Raises ElementsMissing, UnreadableRun."""
+        """Returns the loader of "file,name". Raises ElementsMissing, UnreadableRun."""
         file, _, tensor = name.partition(",")
         if file not in self._files:
             items = safetensors_file.tensors_of(

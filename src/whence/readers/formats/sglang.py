@@ -41,8 +41,8 @@ def sniff(place: Place) -> bool:
 
 
 def open_run(place: Place) -> Run:
-    """Lazy: names and shapes now, elements memory-mapped when asked for. A file that cannot be read
-    costs its tensors.
+    """Reads names and shapes now and memory-maps elements on request. A file that cannot be read
+    loses only its own tensors.
     """
     building = Building(place.path, "sglang")
     passes = [
@@ -82,8 +82,8 @@ def _of_pass(building: Building, place: Place, name: str) -> Iterator[Named]:
         rank, step = int(process[1]) if process else 0, int(number[1]) if number else 0
     tensors = _tensors(building, place, name)
     names = [inner for inner, _, _ in tensors]
-    # The hook of the outer model writes the file before it adds its own output: that, and what ran
-    # after it, open the next file.
+    # The hook of the outer model writes the file before it adds its own output: that output, and
+    # those of later modules, are the first in the next file.
     late = 0
     if step and names and any(inner.startswith(f"{names[0]}.") for inner in names):
         late = next(i for i, inner in enumerate(names) if inner.startswith(f"{names[0]}."))
@@ -96,8 +96,8 @@ def _of_pass(building: Building, place: Place, name: str) -> Iterator[Named]:
 def _of_dumper(
     building: Building, place: Place, name: str
 ) -> Iterator[tuple[tuple[int, int, int], Named, str]]:
-    """((step, rank, index), tensor, "param", "grad" or "") of a file; values that are no tensors
-    have none.
+    """Returns ((step, rank, index), tensor, "param", "grad" or "") of a file; a value that is not a
+    tensor has no entry.
     """
     match = _TAGS.search(name)
     if match is None:
@@ -147,7 +147,7 @@ def _of_dumper(
 def _tensors(
     building: Building, place: Place, name: str
 ) -> list[tuple[str, TorchTensor | Unknown, str]]:
-    """(name, tensor, what its axes are if that is said) of a file."""
+    """Returns (name, tensor, names of its axes if stated) of a file."""
     try:
         tree = torch_file.load(place.inside(name))
         meta = tree.get("meta") if isinstance(tree, dict) else None

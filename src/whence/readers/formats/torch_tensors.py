@@ -1,5 +1,5 @@
-"""Files of torch.save: a tensor, a state_dict, nested dicts and lists of tensors; or a folder tree
-of such files.
+"""Reads files of torch.save: a tensor, a state_dict, nested dicts and lists of tensors; or a folder
+tree of such files.
 
 Read without torch, and nothing in them is executed: see `encodings.torch_file`.
 """
@@ -37,7 +37,7 @@ def sniff(place: Place) -> bool:
 
 
 def open_run(place: Place) -> Run:
-    """Lazy: names, shapes and dtypes now, elements memory-mapped when asked for."""
+    """Reads names, shapes and dtypes now and memory-maps elements on request."""
     building = Building(place.path, "torch")
     named_tensors.add(building, named_tensors.of_files(building, place, _is_ours, _items))
     return building.run()
@@ -51,9 +51,9 @@ def _is_ours(name: str) -> bool:
 
 
 def _items(building: Building, file: File) -> Iterator[Named]:
-    """The tensors of a file."""
+    """Returns the tensors of a file."""
     tree = torch_file.load(Path(file.name))
-    # fields of an object stand in the order of its class
+    # fields of an object keep the order of its class
     is_object = isinstance(tree, Unknown)
     results = _results(tree)
     for inner, tensor in (_fields if is_object else list)(torch_file.tensors(tree)):
@@ -62,8 +62,8 @@ def _items(building: Building, file: File) -> Iterator[Named]:
 
 
 def _results(tree: Any) -> set[int]:
-    """Tensors that were put beside one container of most others ({"logits": ..., "taps": {...}}):
-    their place tells nothing of when they were made.
+    """Returns the tensors beside one container that holds most others ({"logits": ..., "taps":
+    {...}}): their position does not tell when they were computed.
     """
     parts = _parts(tree)
     single = {id(part) for part in parts if isinstance(part, TorchTensor)}
@@ -78,8 +78,8 @@ def _parts(node: Any) -> list[Any]:
 
 
 def _fields(tensors: Iterable[tuple[str, Any]]) -> list[tuple[str, Any]]:
-    """The tensors of an object once: it is pickled with its fields in several forms, of which some
-    have names.
+    """Returns each tensor of an object once: it is pickled with its fields in several forms, only
+    some of which have names.
     """
     by_tensor: dict[object, dict[str, Any]] = {}
     for name, tensor in tensors:

@@ -40,7 +40,7 @@ _KEY = re.compile(
 )
 _SLOTS = {"params": "param", "input": "input", "kwargs": "input", "output": "output"}
 _NAME = 4096
-# those that HDF5 and h5py bring along
+# filters that HDF5 and h5py include
 _FILTERS = {1: "gzip", 2: "shuffle", 3: "fletcher32", 5: "nbit", 6: "scaleoffset", 32000: "lzf"}
 
 
@@ -51,7 +51,7 @@ def sniff(place: Place) -> bool:
 
 
 def open_run(place: Place) -> Run:
-    """The index now, elements when asked. Needs h5py."""
+    """Reads the index now, elements on request. Needs h5py."""
     worker = hdf5.Worker()
     building = Building(place.path, "torch_xray")
     files = (
@@ -83,7 +83,7 @@ def open_run(place: Place) -> Run:
 
 
 class _Call(NamedTuple):
-    """What the tensors of one call have in common in their names."""
+    """The common part of the names of one call's tensors."""
 
     scope: str
     cls: str
@@ -92,8 +92,8 @@ class _Call(NamedTuple):
 
 
 class _Tensor(NamedTuple):
-    """A dataset: where it lies, what its name says, and what the file says of it (None when it is
-    damaged, and why).
+    """A dataset: its position, the parts of its name, and its description in the file (None when it
+    is damaged, with the reason).
     """
 
     path: str
@@ -105,7 +105,7 @@ class _Tensor(NamedTuple):
 
 
 def _add(building: Building, worker: hdf5.Worker, path: Path, name: str, rank: int) -> None:
-    """All steps of one file."""
+    """Adds all steps of one file."""
     steps: dict[int | None, list[_Tensor]] = {}
     step: int | None = None
     for message in worker.index(path):
@@ -132,7 +132,9 @@ def _add(building: Building, worker: hdf5.Worker, path: Path, name: str, rank: i
 
 
 def _spoken(tensors: Sequence[_Tensor]) -> dict[tuple[int, int], list[_Tensor]]:
-    """Tensors of a file without groups of steps, by the step and rank that their names say."""
+    """Returns the tensors of a file without step groups by (step, rank), as stated in
+    their names.
+    """
     spoken = spoken_names.tell(["_"] * len(tensors), [tensor.call.scope for tensor in tensors])
     sides = spoken_names.sides([parts.name for parts in spoken])
     are_outputs = all(side == "output" for _, side, _ in sides)
@@ -146,7 +148,7 @@ def _spoken(tensors: Sequence[_Tensor]) -> dict[tuple[int, int], list[_Tensor]]:
 
 
 class _File(NamedTuple):
-    """A file that tensors are read from. name: as the dump calls it. size: in bytes."""
+    """A file that tensors are read from. name: in the dump. size: in bytes."""
 
     worker: hdf5.Worker
     path: Path
@@ -155,7 +157,7 @@ class _File(NamedTuple):
 
 
 def _step(building: Building, file: _File, tensors: list[_Tensor], rank: int, step: int) -> None:
-    """One group. Tensors with one prefix are a call; calls stand in the order in which they
+    """Adds one group. Tensors with one prefix form a call; calls are in the order in which they
     ended.
     """
     calls: dict[_Call, dict[str, dict[str, int]]] = {}
@@ -182,7 +184,7 @@ def _step(building: Building, file: _File, tensors: list[_Tensor], rank: int, st
             "module" if "input" in calls[call] else "operator" if call.cls else "label"
             for call in ended
         ]
-        # what only has a name holds nothing: it stands where it was made
+        # a label contains no call: it keeps the position of its computation
         are_labels = "label" in kinds
         parent = (
             [-1] * len(ended) if are_labels else call_order.parents([call.scope for call in ended])
@@ -227,7 +229,7 @@ def _named(path: str, label: str, description: dict[str, Any] | None, why: str =
 
 
 def _record(building: Building, file: _File, tensor: _Tensor) -> int:
-    """The tensor in a dataset: its dtype from the attribute, its elements when asked. Raises
+    """Adds the tensor in a dataset: dtype from the attribute, elements on request. Raises
     UnreadableRun.
     """
     description, where = tensor.description, f"{file.name},{tensor.path}"
@@ -254,8 +256,8 @@ def _record(building: Building, file: _File, tensor: _Tensor) -> int:
 
 
 def _stored(description: dict[str, Any]) -> np.dtype[Any] | None:
-    """What numpy calls the stored elements, structures as raw bytes; None where they are no
-    numbers.
+    """Returns numpy's name of the stored elements' type, structures as raw bytes; None where they
+    are not numbers.
     """
     if description["kind"] == "O":
         return None
@@ -266,8 +268,8 @@ def _stored(description: dict[str, Any]) -> np.dtype[Any] | None:
 
 
 def _dtype(stored: np.dtype[Any] | None, dtype_name: str, words: str) -> tuple[str, str]:
-    """(whence's name of the tensor's dtype, why its elements cannot be read or ""). words: what the
-    file calls the stored dtype.
+    """Returns (whence's name of the tensor's dtype, why its elements cannot be read or ""). words:
+    the file's name of the stored dtype.
     """
     plain = dtypes.DTYPES.get(dtype_name)
     stored_name = (
@@ -297,8 +299,8 @@ def _dtype(stored: np.dtype[Any] | None, dtype_name: str, words: str) -> tuple[s
 
 
 def _unsafe(description: dict[str, Any], nbytes: int, size: int) -> str:
-    """Why the elements must not be read, "" when they may. nbytes: of all elements. size: of the
-    file.
+    """Returns why the elements must not be read, "" when they may. nbytes: of all elements. size:
+    of the file.
     """
     if description["external"]:
         return f"its elements are in another file ({description['external']!r}), which is not read"
@@ -346,8 +348,8 @@ def _load(
     name: str,
     dtype: str,
 ) -> Callable[[], Array]:
-    """Elements of a dataset: mapped where they lie as they are, else unpacked; of one that was
-    never written, its fill value.
+    """Returns the elements of a dataset: mapped where they are stored as is, else decompressed; of
+    one that was never written, its fill value.
     """
     count = limits.count(shape)
 
@@ -370,7 +372,7 @@ def _load(
 
 
 def _as(array: Array, dtype: str) -> Array:
-    """Stored elements in the dtype that the tensor had. Raises ElementsMissing when that would
+    """Converts stored elements to the dtype of the tensor. Raises ElementsMissing when that would
     change them.
     """
     want = dtypes.named(dtype).numpy

@@ -1,8 +1,8 @@
-"""Takes the text of a Paddle log apart: tensors in the order in which the log shows them, and the
-edges between operators.
+"""Parses the text of a Paddle log: tensors in the order of the log, and the edges between
+operators.
 
-glog lines may stand anywhere, also between the words of a hook line. The log is mapped; elements
-are read when they are asked for.
+glog lines may occur anywhere, also between the words of a hook line. The log is mapped; elements
+are read on request.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ PRECISION = re.compile(
     rb"\[PRECISION\]\s*(\[ERROR\])?\s*in \[device=([^,\]]*), op=([^,\]]*), tensor=([^,\]]*), dtype=([^,\]]*)\], (numel=[^\n]*)"  # noqa: E501
 )
 _VARIABLE = re.compile(rb"(?:^|(?<=[\[,{ ]))([^\s,\[\]{}():;=]{1,300}):(?=\[|[a-z_0-9]{1,30}\[)")
-# hand on what was made inside
+# return outputs of inner operators
 _BLOCKS = re.compile(rb"Op\((?:pd_op\.)?(?:while|if|conditional_block|select_input)\w{0,20}\)")
 _STATED = re.compile(
     rb"([^\s,:;=][^,:;=\n]{0,80}?)[ *:]{1,4}(?:is |= ?)?((?:not )?(?:nullptr|initialized|allocated))\b[ .!]*$"  # noqa: E501
@@ -53,8 +53,8 @@ _EMPTY = b"Tensor(Not initialized)"
 
 @dataclass(slots=True)
 class Point:
-    """Something a log shows of a tensor. first_name: the name it had before its layout changed.
-    row: the line of the log, from 1.
+    """A tensor, or its figures, in a log. first_name: its name before its layout changed. row: the
+    line of the log, from 1.
     """
 
     name: str
@@ -74,14 +74,14 @@ class Point:
 
 @dataclass(slots=True)
 class LogScan:
-    """What a log holds, as it is read line by line.
+    """The content of a log, read line by line.
 
     points: in the order of the log. edges: (position among the points, outputs, inputs) of
     operators that ran. empty: tensors that were printed before they were filled. tables: tables of
-    operators by dtype. stated: lines that say that a tensor is a nullptr or initialized, by
-    (tensor, state). step: the last line that begins a step, from 0. words, line, label: what may
-    name the next tensor: words in front of its print, the line before it, the label of a block.
-    row: the line that is read, from 1.
+    operators by dtype. stated: lines that state that a tensor is a nullptr or initialized, by
+    (tensor, state). step: the last line that begins a step, from 0. words, line, label: candidates
+    for the name of the next tensor: words in front of its print, the line before it, the label of a
+    block. row: the line being read, from 1.
     """
 
     points: list[Point] = field(default_factory=list)
@@ -96,7 +96,7 @@ class LogScan:
     row: int = 1
 
     def read(self, text: mmap.mmap) -> None:
-        """Read a log."""
+        """Reads a log."""
         end = 0
         header = paddle_print.HEADER.search(text, 0)
         while header is not None:
@@ -110,10 +110,10 @@ class LogScan:
         self._between(text, end, len(text), is_before_header=False)
 
     def _add_print(self, text: mmap.mmap, printed: paddle_print.Printed) -> None:
-        """Add a printed tensor. One that only changes the layout of the tensor before it is that
-        tensor, under its new name.
+        """Adds a printed tensor. A print that only changes the layout of the tensor before it is
+        merged with that tensor, under the new name.
 
-        Passes insert such operators where kernels of oneDNN end; a run without them has no partner
+        Passes insert such operators after kernels of oneDNN; a run without oneDNN has no partner
         for them.
         """
         point = self._point(printed)
@@ -138,7 +138,7 @@ class LogScan:
         self.words, self.line = [], b""
 
     def _point(self, printed: paddle_print.Printed) -> Point:
-        """The point of a print, named by the words in front of it."""
+        """Returns the point of a print, named by the words in front of it."""
         words = [word for word in self.words if not word.endswith(b":") or b"pd_op" in word]
         op, name = "", self.line
         if words:
@@ -158,7 +158,7 @@ class LogScan:
         )
 
     def _between(self, text: mmap.mmap, start: int, end: int, *, is_before_header: bool) -> None:
-        """Read what stands between two tensors, a piece at a time, cut between lines."""
+        """Reads the text between two tensors in pieces, cut between lines."""
         while end - start > _PIECE_BYTES:
             cut = text.rfind(b"\n", start, start + _PIECE_BYTES) + 1 or start + _PIECE_BYTES
             self._piece(text[start:cut], is_before_header=False)
@@ -166,8 +166,8 @@ class LogScan:
         self._piece(text[start:end], is_before_header=is_before_header)
 
     def _piece(self, text: bytes, *, is_before_header: bool) -> None:
-        """Read lines. is_before_header: the text after the last line break stands in front of a
-        tensor's header.
+        """Reads lines. is_before_header: the text after the last line break precedes a tensor's
+        header.
         """
         lines, prefix = [], b""
         if not is_before_header or text.count(b"\n") > 1 or b"] " in text or b"\x1b" in text:
@@ -213,8 +213,8 @@ class LogScan:
             self.line = line if len(line) <= _MAX_NAME else b""
 
     def _without_log_prefix(self, line: bytes) -> tuple[bytes, bool]:
-        """(what a logger wrote in this line, True), or (the line, False). Words in front of it are
-        of a print that it interrupts.
+        """Returns (the message of a log line, True), or (the line, False). Words before the prefix
+        belong to a print that the log line interrupts.
         """
         log = paddle_print.GLOG.search(line) if b"] " in line or line.endswith(b"]") else None
         if log is None:
@@ -225,7 +225,7 @@ class LogScan:
         return line[log.end() :], True
 
     def _add_block(self, line: bytes) -> bool:
-        """Add a labelled block if this line holds its values; False if it does not."""
+        """Adds a labelled block if this line holds its values; returns False otherwise."""
         if not self.label or not line.strip() or len(line) > paddle_print.LONGEST_ROW:
             return False
         row, name = paddle_print.numbers(line), _decoded(self.label)
@@ -262,7 +262,7 @@ def _decoded(text: bytes) -> str:
 
 
 def _checked(match: re.Match[bytes], step: int) -> Point:
-    """A line of the tensor checker: figures of one tensor, without a name in eager mode."""
+    """Parses a line of the tensor checker: figures of one tensor, without a name in eager mode."""
     figures = {k.decode(): v.decode("utf-8", "replace") for k, v in _FIGURE.findall(match[6])}
 
     def number(key: str) -> float | None:

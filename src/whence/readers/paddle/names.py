@@ -10,8 +10,8 @@ _FOLDED = re.compile(r"(constant_folding@)_\d+")
 
 
 def plain_name(name: str) -> str:
-    """A variable's name: `0x55f5…_inner_var_21` of the PIR executor is `inner_var.21`, a place in a
-    list; others stand as they are.
+    """Returns a variable's name: `0x55f5…_inner_var_21` of the PIR executor becomes `inner_var.21`,
+    a position in a list; others are unchanged.
     """
     if "block_arg_" in name:
         match = _ARGUMENT.fullmatch(name)

@@ -28,7 +28,7 @@ _ONEDNN = "onednn_op."
 
 
 def read(data: bytes) -> ProgramDescription:
-    """Read a PIR program. Raises UnreadableRun for what is none."""
+    """Reads a PIR program. Raises UnreadableRun for any other content."""
     try:
         tree = msgspec.json.decode(data)
         blocks = tree["program"]["regions"][0]["blocks"]
@@ -40,7 +40,7 @@ def read(data: bytes) -> ProgramDescription:
 
 
 def _fetches(blocks: Any) -> Iterator[tuple[str, str]]:
-    """(name under which a value is fetched, its variable)."""
+    """Yields (name under which a value is fetched, its variable)."""
     for op in (op for block in blocks for op in block["ops"]):
         if _op_type(str(op.get("#", ""))) in ("fetch", "shadow_output"):
             attributes = _attributes(op.get("A", ()))
@@ -51,8 +51,8 @@ def _fetches(blocks: Any) -> Iterator[tuple[str, str]]:
 
 
 class _ValueTable:
-    """Values of a program as its blocks are read. lists: values that are lists of tensors, which
-    `combine` makes and `split` and `slice` take apart.
+    """Values of a program, filled while its blocks are read. lists: values that are lists of
+    tensors, which `combine` builds and `split` and `slice` take apart.
     """
 
     def __init__(self) -> None:
@@ -62,7 +62,7 @@ class _ValueTable:
         self.lists: dict[int, list[int]] = {}
 
     def block(self, block: Any, depth: int) -> list[Operator]:
-        """The operators of a block."""
+        """Returns the operators of a block."""
         operators: list[Operator] = []
         makers: dict[int, tuple[Operator, str]] = {}
         for i, value in enumerate(block.get("args") or []):
@@ -89,7 +89,7 @@ class _ValueTable:
 
     def _parameter(self, op: Any, outputs: list[Any]) -> None:
         if next(iter(op.get("OA") or ()), 1) == 0:
-            # it is not saved: scratch of an operator, of which nobody knows what is in it
+            # it is not saved: scratch memory of an operator with undefined content
             return
         names = [a for a in op.get("A", ()) if isinstance(a, str)]
         for value in outputs:
@@ -104,7 +104,9 @@ class _ValueTable:
         attributes: dict[str, Any],
         makers: dict[int, tuple[Operator, str]],
     ) -> bool:
-        """Does an operation only name, group or take apart values? They are noted then."""
+        """Whether an operation only names, groups or splits values; these are then recorded in the
+        table.
+        """
         name, keys = str(op.get("#", "")), _keys(op)
         op_type = _op_type(name)
         if name in ("0.combine", "builtin.combine") and len(outputs) == 1:
@@ -164,13 +166,15 @@ class _ValueTable:
 
 
 def _keys(op: Any) -> list[Any]:
-    """Numbers of the values that go into an operation; None for what is not a value."""
+    """Returns the numbers of the values that an operation reads; None for an operand that is not a
+    value.
+    """
     return [value.get("%") if isinstance(value, dict) else None for value in op.get("I", ())]
 
 
 def _op_type(name: str) -> str:
-    """`1.matmul` is pd_op's matmul, `onednn_op.matmul` too; other dialects that have no number are
-    spelt out.
+    """Returns the type without dialect: `1.matmul` is pd_op's matmul, so is `onednn_op.matmul`;
+    other dialects without a number are spelt out.
     """
     name = name.removeprefix(_ONEDNN)
     dialect, _, plain = name.partition(".")
@@ -204,7 +208,7 @@ def _attributes(entries: Any) -> dict[str, Any]:
 
 
 def _plain(value: Any, depth: int) -> Any:
-    """An attribute without its types: {"#": "0.a_f32", "D": 0.5} is 0.5."""
+    """Returns an attribute without its types: 0.5 for {"#": "0.a_f32", "D": 0.5}."""
     if isinstance(value, dict):
         inner = value.get("D")
         if isinstance(inner, float) and str(value.get("#", "")).endswith("a_f32"):

@@ -37,11 +37,11 @@ _ENDS = 8  # places that may be the end of one print and are not: ends of log li
 
 
 class Printed(NamedTuple):
-    """A tensor as its print describes it.
+    """A printed tensor, as described by its text.
 
-    shape: of the elements that are printed. whole: of the tensor, () when all are. quantum: step of
+    shape: of the printed elements. whole: of the tensor, () when all are printed. quantum: step of
     the last digit, 0 when the text is exact for this dtype. start, end: bytes of the elements'
-    text. why: why there are no elements, "".
+    text. why: the reason if there are no elements, "".
     """
 
     dtype: str
@@ -56,8 +56,8 @@ class Printed(NamedTuple):
 
 
 def read(text: Any, header: re.Match[bytes], limit: int) -> Printed:
-    """The print that begins with a header; its elements end before `limit`. Looks at each byte a
-    few times and converts no number.
+    """Reads the print that begins with a header; its elements end before `limit`. Linear in the
+    text; converts no number.
     """
     dtype, start = header[2].decode(), header.end()
     printed = Printed(
@@ -111,8 +111,8 @@ def _is_sparse(body: bytes) -> bool:
 
 
 def _with_elements(printed: Printed, body: bytes, values: int, dots: int) -> Printed | None:
-    """The print with the shape of the elements it shows; None where dots leave out more or less
-    than a summary does.
+    """Returns the print with the shape of the elements it shows; None where its dots omit more or
+    less than a summary does.
     """
     shape = printed.shape
     visible = _visible_shape(shape, values) if dots else shape
@@ -124,7 +124,7 @@ def _with_elements(printed: Printed, body: bytes, values: int, dots: int) -> Pri
 
 
 def elements(text: bytes, printed: Printed) -> Array:
-    """The elements of a print: of its dtype and shape. text: the bytes it says. Raises
+    """Returns the elements of a print, in its dtype and shape. text: returns its bytes. Raises
     ElementsMissing.
     """
     body = text[: -1 if text.endswith(b")") else None] if printed.clean else without_log(text[:-1])
@@ -146,8 +146,8 @@ def elements(text: bytes, printed: Printed) -> Array:
 
 
 def numbers(text: bytes) -> tuple[Array, float] | None:
-    """(values, step of the last of 8 significant digits) of a row such as `0.125, -3, nan, `; None
-    when it is none.
+    """Returns (values, step of the last of 8 significant digits) of a row such as `0.125, -3, nan,
+    `; None for any other row.
 
     values: float64, or int64 when none has a fraction.
     """
@@ -173,7 +173,7 @@ _NUMBER = re.compile(rb"[-+]?(?:\d{1,40}\.?\d{0,60}(?:e[-+]?\d{1,4})?|inf|nan)")
 
 
 def without_log(body: bytes) -> bytes:
-    """A print without the lines that a logger wrote into it."""
+    """Returns a print without the lines that a logger wrote into it."""
     body = _ANSI.sub(b"", body)
 
     body = _LINE.sub(lambda line: b"===>:\n" if b"===>:" in line[0] else b"", body)
@@ -181,7 +181,7 @@ def without_log(body: bytes) -> bytes:
 
 
 def _values(body: bytes) -> tuple[int, int]:
-    """(numbers, rows of dots) in the text of nested lists."""
+    """Returns (numbers, rows of dots) in the text of nested lists."""
     dots = body.count(b"...")
     if b"," not in body:
         return (1 if body.translate(_BLANK).strip() and not dots else 0), dots
@@ -191,8 +191,8 @@ def _values(body: bytes) -> tuple[int, int]:
 
 
 def _visible_shape(shape: tuple[int, ...], values: int) -> tuple[int, ...] | None:
-    """The shape of the elements in a summary that shows `values` of them: axes longer than twice
-    the edge keep both edges. None if no edge fits.
+    """Returns the shape of the elements in a summary that shows `values` of them: axes longer than
+    twice the edge keep both edges. None if no edge fits.
     """
     low, high = 1, max(min(max(shape, default=0), _EDGES), 1)
     while low < high:
@@ -206,8 +206,8 @@ def _visible_shape(shape: tuple[int, ...], values: int) -> tuple[int, ...] | Non
 
 
 def _quantum(body: bytes, dtype: str) -> float:
-    """The step of the last digit, the largest where it differs by element; 0 where the dtype's
-    numbers lie further apart.
+    """Returns the step of the last digit, the largest where it differs by element; 0 where the
+    dtype's numbers are further apart.
     """
     element_type = dtypes.DTYPES.get(dtype)
     if element_type is None or not element_type.is_floating:
@@ -224,7 +224,7 @@ def _quantum(body: bytes, dtype: str) -> float:
     return 0.0 if dtype in _FINEST and step < _FINEST[dtype] else step
 
 
-# no two numbers of these are closer
+# numbers of these dtypes are no closer to each other
 _FINEST = {"float16": 2.0**-24, "float8_e4m3fn": 2.0**-9, "float8_e5m2": 2.0**-16}
 
 
@@ -241,7 +241,7 @@ def _fast(text: bytes, kind: type) -> Array | None:
 
 
 def _fields(body: bytes) -> list[bytes]:
-    """The texts between commas, each its last word: what stands before is a line's number or the
+    """Returns the last word of each text between commas: words before it are a line number or the
     mark of a diff.
     """
     fields = []

@@ -57,5 +57,5 @@ class ProgramDescription:
 
 
 def shortest(value: float) -> float:
-    """A float32 as the shortest decimal that is it."""
+    """Returns a float32 as its shortest decimal."""
     return float(str(np.float32(value)))

@@ -62,7 +62,7 @@ def _short(kind: int, value: Any) -> list[str]:
     return [text[:MAX_TEXT] for text in texts(kind, value)]
 
 
-# what an attribute has once, or a list of
+# attribute types of one value, and of a list of values
 _ATTRIBUTE: Schema = {
     1: ("name", texts), 2: ("type", integers), 12: ("blocks", packed), 14: ("blocks", packed),
     3: ("value", integers), 13: ("value", integers), 4: ("value", _floats), 19: ("value", _doubles),
@@ -82,7 +82,7 @@ _PROGRAM: Schema = {
 
 
 def read(message: bytes) -> ProgramDescription:
-    """Read a ProgramDesc. Raises ValueError or UnreadableRun for what is none."""
+    """Reads a ProgramDesc. Raises ValueError or UnreadableRun for any other content."""
     blocks = [
         _Block({v.name: v for v in map(_variable, block["variables"])}, block["operators"])
         for block in protobuf.read(message, _PROGRAM)["blocks"]
@@ -94,14 +94,14 @@ def read(message: bytes) -> ProgramDescription:
 
 
 class _Block(NamedTuple):
-    """operators: as they stand in the file."""
+    """A block. operators: as stored in the file."""
 
     variables: dict[str, Variable]
     operators: list[memoryview]
 
 
 def _variable(fields: Message) -> Variable:
-    """A variable; without dtype and shape what is not a tensor (feed lists, scopes)."""
+    """Returns a variable; without dtype and shape when it is not a tensor (feed lists, scopes)."""
     tensors = [tensor for kind in fields["types"] for tensor in kind["tensors"]]
     descriptions = [description(d) for tensor in tensors for d in tensor["descriptions"]]
     dtype, shape = next(iter(descriptions), ("", ()))
@@ -109,7 +109,7 @@ def _variable(fields: Message) -> Variable:
 
 
 def description(message: bytes | memoryview) -> tuple[str, tuple[int, ...]]:
-    """(dtype, shape) of a TensorDesc; a dtype code that is not known stays visible ("code 99")."""
+    """Returns (dtype, shape) of a TensorDesc; an unknown dtype code stays visible ("code 99")."""
     fields = protobuf.read(message, _DESCRIPTION)
     dtypes = [DTYPES.get(code, f"code {code}") for code in fields["dtype"]]
     return (dtypes or [""])[-1], tuple(fields["shape"])
@@ -118,8 +118,8 @@ def description(message: bytes | memoryview) -> tuple[str, tuple[int, ...]]:
 def _operators(
     blocks: list[_Block], path: tuple[int, ...], claimed: set[int]
 ) -> Iterator[Operator]:
-    """The operators of the block at the end of a path from the outermost. claimed: blocks that an
-    operator runs already; no second one runs them.
+    """Returns the operators of the last block in a path from the outermost. claimed: blocks that an
+    operator already runs; no second one may run them.
     """
     variables: dict[str, Variable] = {}
     for outer in path:
@@ -136,7 +136,7 @@ def _operators(
 
 
 def _operator(message: memoryview, variables: dict[str, Variable]) -> tuple[Operator, list[int]]:
-    """An operator, and the blocks it runs."""
+    """Returns an operator with the blocks it runs."""
     fields = protobuf.read(message, _OPERATOR)
     inputs, outputs = (
         [
@@ -165,8 +165,8 @@ def _operator(message: memoryview, variables: dict[str, Variable]) -> tuple[Oper
 
 
 def _source(stack: list[Any]) -> str:
-    """The line of a Python call stack that wrote an operator: the innermost outside of Paddle, the
-    file's name only.
+    """Returns the line of a Python call stack that wrote an operator: the innermost outside of
+    Paddle, with the name of the file only.
     """
     source = ""
     for line in stack:
