@@ -1,4 +1,4 @@
-"""The program of a backward pass, made from the program of the forward pass."""
+"""Builds the program of a backward pass from the program of the forward pass."""
 
 from __future__ import annotations
 
@@ -19,14 +19,16 @@ from whence.records.program import (
 from whence.records.slots import is_of_child
 
 DIFFERENTIATES = "differentiates"
-"""A note of a program: it runs a backward pass itself, of what was computed outside of it too."""
+"""A note of a program: it runs a backward pass itself, also through tensors computed
+outside of it.
+"""
 _IN_PLACE = "in-place"
 _HALVES = ("bfloat16", "float16")
 
 
 class GivenGradient(NamedTuple):
-    """A gradient that a backward pass starts from: of which output of the forward program, under
-    which slot it is an input of the backward program, and its dtype.
+    """A gradient that a backward pass starts from: the output of the forward program that it
+    belongs to, its input slot in the backward program, and its dtype.
     """
 
     output: str
@@ -35,8 +37,8 @@ class GivenGradient(NamedTuple):
 
 
 class WantedGradient(NamedTuple):
-    """A gradient that a backward pass makes: of which input or param of the forward program, and
-    under which slot it is an output of the backward program.
+    """A gradient that a backward pass computes: the input or param of the forward program that it
+    belongs to, and its output slot in the backward program.
     """
 
     read: str
@@ -44,8 +46,8 @@ class WantedGradient(NamedTuple):
 
 
 def as_input(slot: str) -> str:
-    """The slot under which a backward pass reads a tensor of the forward pass: "input.0" is itself,
-    "3:output.0" of a child is "input.3:output.0".
+    """Returns the slot under which a backward pass reads a tensor of the forward pass: "input.0"
+    keeps its slot, "3:output.0" of a child becomes "input.3:output.0".
     """
     return f"input.{slot}" if is_of_child(slot) else slot
 
@@ -58,14 +60,14 @@ def backward_program(
     passed_on: bool,
     aliases: Mapping[str, str],
 ) -> Program | None:
-    """The program that takes what `forward` takes and the given gradients, and makes the wanted
-    ones; None where `forward` lacks one of the tensors, or none of the gradients leads to them, or
-    where it runs a backward pass itself.
+    """Returns the program that takes the inputs of `forward` and the given gradients, and computes
+    the wanted ones. None where `forward` lacks all wanted tensors, where no given gradient leads to
+    them, or where it runs a backward pass itself.
 
-    Given gradients that lead to no wanted one are left out, and so is what only they need.
-    A tensor that `forward` lacks is left out of the wanted ones. passed_on: an output that is an
-    input, handed on as it was, takes part. aliases: slots of inputs that are one tensor with that
-    of another slot, an input or what `forward` handed to a child.
+    Given gradients that lead to no wanted one are left out, with the operations that only they
+    need. Wanted tensors that `forward` lacks are left out. An output that is an input, passed on
+    unchanged, takes part. aliases: slots of inputs that are the same tensor as another slot, an
+    input or an argument that `forward` passed to a child.
     """
     if DIFFERENTIATES in forward.notes:
         return None
@@ -118,12 +120,12 @@ def backward_program(
 def _added(
     given: Sequence[GivenGradient], starts: Sequence[Any], first: int, before: int
 ) -> tuple[list[Operation], list[Any], list[Any]]:
-    """Operations that add up gradients of 16 bits of one tensor, the tensors that gradients are
-    given of, and these gradients. Autocast makes one cast of a leaf for all that read it, and there
-    they meet in its dtype.
+    """Returns operations that sum 16-bit gradients of one tensor, the tensors that gradients are
+    given for, and these gradients. Autocast casts a leaf once for all its readers, so their
+    gradients are summed in the dtype of the cast.
 
-    starts: tensors of the forward program. first: number of the input that the first gradient is.
-    before: number of operations before these.
+    starts: tensors of the forward program. first: number of the input that holds the first
+    gradient. before: number of operations before these.
     """
     operations: list[Operation] = []
     tensors: list[Any] = []
@@ -144,7 +146,7 @@ def _added(
 
 
 def read_by(program: Program) -> frozenset[str]:
-    """Slots of the inputs and params that the operations of a program use."""
+    """Returns the slots of the inputs and params that the operations of a program read."""
     slots: set[str] = set()
     for operation in program.operations:
         for kind, value in operation.operands():
@@ -156,8 +158,8 @@ def read_by(program: Program) -> frozenset[str]:
 
 
 def _merged(program: Program, aliases: Mapping[str, str]) -> Program:
-    """The program with one tensor in the place of all inputs that are that tensor: another input,
-    or what it handed to a child that returned it.
+    """Returns the program with one tensor in place of all inputs that are that tensor: another
+    input, or an argument of a child that returned it.
     """
     places = {slot: k for k, slot in enumerate(program.inputs)}
     tensors = dict(program.outputs) | {slot: {"in": k} for slot, k in places.items()}
@@ -170,7 +172,7 @@ def _merged(program: Program, aliases: Mapping[str, str]) -> Program:
 
 
 def _with_inputs(program: Program, operands: Mapping[int, Any]) -> Program:
-    """The program with other operands in the place of some inputs."""
+    """Returns the program with other operands in place of some inputs."""
 
     def renamed(kind: str, value: Any) -> Any:
         return operands.get(value, {kind: value}) if kind == "in" else {kind: value}
@@ -183,8 +185,8 @@ def _with_inputs(program: Program, operands: Mapping[int, Any]) -> Program:
 
 
 def _joined(program: Program) -> Program:
-    """The program of a call with its stretches joined: behind a child, a tensor that the child was
-    given is an input of the next stretch, and here again what the stretch before made.
+    """Returns the program of a call with its stretches joined: an argument of a child, which is an
+    input of the next stretch, becomes the result of the stretch before.
     """
     results = dict(program.outputs)
     made = {k: results[slot] for k, slot in enumerate(program.inputs) if slot in results}
@@ -192,7 +194,9 @@ def _joined(program: Program) -> Program:
 
 
 class _Copied:
-    """Some operations of a program in their order, with other numbers, and what it detached."""
+    """Copies some operations of a program in their order, renumbered, and records what
+    it detached.
+    """
 
     def __init__(self, program: Program, order: Sequence[int]) -> None:
         self.operations: list[Operation] = []
@@ -206,8 +210,8 @@ class _Copied:
             self._add(operation, line)
 
     def _with_cuts(self, cut: set[int], line: str) -> Callable[[str, Any], dict[str, Any]]:
-        """Renumbers the operands of one operation; those tensors whose place is in `cut` are
-        detached before it.
+        """Renumbers the operands of one operation; those whose place is in `cut` are detached
+        before it.
         """
         places = itertools.count()
 
@@ -225,22 +229,22 @@ class _Copied:
         self.lines.append(line)
 
     def renumbered(self, kind: str, place: Any) -> dict[str, Any]:
-        """An operand of the program as one of the copy."""
+        """Returns an operand of the program as one of the copy."""
         return {"op": [self._places[place[0]], place[1]]} if kind == "op" else {kind: place}
 
 
 class _Reach:
-    """What the results of a program's operations depend on."""
+    """The dependencies of the results of a program's operations."""
 
     def __init__(self, program: Program) -> None:
         self._operations = program.operations
-        # What is written in place may reach whatever shares its memory.
+        # An in-place write may affect every tensor that shares the memory.
         self._all = _IN_PLACE in program.notes or any(
             operation.guard is not None for operation in program.operations
         )
 
     def operations(self, starts: Iterable[Any]) -> set[int]:
-        """Numbers of the operations that these results need."""
+        """Returns the numbers of the operations that these results need."""
         if self._all:
             return set(range(len(self._operations)))
         needed: set[int] = set()
@@ -254,7 +258,7 @@ class _Reach:
         return needed
 
     def leads(self, start: Any, goal: Any) -> bool:
-        """Does a result depend on this input or param?"""
+        """Whether a result depends on this input or param."""
         if start == goal or self._all:
             return True
         return any(

@@ -1,4 +1,4 @@
-"""What a process sends to others: collectives and messages between two of them."""
+"""Communication between processes: collectives, and messages between two of them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from whence.display import Described
 
 
 class CollectiveKind(StrEnum):
-    """What is done over the processes of a group."""
+    """The kind of communication among the processes of a group."""
 
     ALL_REDUCE = "all_reduce"
     REDUCE = "reduce"
@@ -26,28 +26,28 @@ class CollectiveKind(StrEnum):
 
     @property
     def is_message(self) -> bool:
-        """Is it between two processes alone?"""
+        """Whether it is between two processes alone."""
         return self in (CollectiveKind.SEND, CollectiveKind.RECEIVE)
 
 
 class Collective(
     Described, msgspec.Struct, frozen=True, tag="collective", tag_field="t", omit_defaults=True
 ):
-    """One collective, as one process issued it. It stands beside the calls of a run and is none of
-    them: a run of one process has none.
+    """One collective, as one process issued it. It is kept beside the calls of a run and is none of
+    them; a run of one process has no collectives.
 
-    rank: of the process. order: among the beginnings of all calls and collectives of the process.
-    group: name of the group; ranks: its processes; purpose: what the program calls it. number:
-    place among what this process issued in the group, of messages among those in the same direction
-    between the same two processes. op: "sum", "avg", "max", ...; "" of what adds up nothing. given:
-    shapes of what this process hands in, one tensor after the other; taken: of what it gets.
-    splits: of an all_to_all, how many rows this process sends to each and gets from each. nbytes:
-    of what it hands in, where it gets only, of that. peer: the rank that a message goes to or comes
-    from, or that a broadcast starts at (-1: any, or none). root, scope, step, micro, phase: of the
-    innermost call of a module in progress; step -1 before any model was called. source: "file:line"
-    of the program. by: what issues it, where it is not a code of the program's own ("DDP", "FSDP2",
-    "DTensor", ...). waits: is the program stopped until it is done? at: when, in seconds since
-    1970.
+    rank: of the process. order: position among the beginnings of all calls and collectives of the
+    process. group: name of the group; ranks: its processes; purpose: the program's name for it.
+    number: position among all that this process issued in the group; for messages, among those in
+    the same direction between the same two processes. op: "sum", "avg", "max", ...; "" when nothing
+    is reduced. given: shapes of the tensors that this process passes in; taken: of those it
+    receives. splits: for an all_to_all, how many rows this process sends to each and receives from
+    each. nbytes: of the tensors passed in, or of those received where it only receives. peer: the
+    rank that a message goes to or comes from, or that a broadcast starts at (-1: any, or none).
+    root, scope, step, micro, phase: of the innermost module call in progress; step -1 before any
+    model was called. source: "file:line" of the program. by: the library that issues it, unless the
+    program's own code does ("DDP", "FSDP2", "DTensor", ...). waits: whether the program blocks
+    until it is done. at: time of issue, in seconds since 1970.
     """
 
     kind: CollectiveKind

@@ -1,5 +1,5 @@
-"""What is asked of all calls and tensors of a run at once, as arrays: a run on disk has them in its
-index, of any other they are taken from its calls and records.
+"""Fields of all calls and tensors of a run as arrays: a run on disk has them in its index; for any
+other they are collected from its calls and records.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ Column = np.ndarray[Any, np.dtype[Any]]
 
 
 class ProgramFields(msgspec.Struct):
-    """Of a call what says whether it has a program."""
+    """The fields of a call that tell whether it has a program."""
 
     leaf: bool = False
     program: str = ""
@@ -30,8 +30,9 @@ class ProgramFields(msgspec.Struct):
 class Columns:
     """Arrays over all calls, over their references in the order of the calls, and over all records.
 
-    names: the texts; scope, root, op, slot and dtype are places in it. refs: how many references
-    each call has. count: elements of each record. kept: can they be read, as far as the run knows?
+    names: the texts; scope, root, op, slot and dtype are indices into it. refs: number of
+    references of each call. count: elements of each record. kept: whether they can be read, as far
+    as the run knows.
     """
 
     names: Sequence[str]
@@ -49,18 +50,18 @@ class Columns:
     kept: Column
 
     def of_names(self, make: Callable[[str], Any]) -> Column:
-        """What a function makes of each name."""
+        """Applies a function to each name; returns an array of the results."""
         return np.array([make(name) for name in self.names])
 
     def nbytes(self) -> Column:
-        """Bytes of each record, 0 where its dtype is not known."""
+        """The size in bytes of each record, 0 where its dtype is not known."""
         widths = self.of_names(lambda n: DTYPES[n].itemsize if n in DTYPES else 0)
         return np.where(self.count >= 0, self.count * widths[self.dtype], 0)
 
 
 @runtime_checkable
 class HasColumns(Protocol):
-    """A run that has its columns at hand, and reads some fields of all calls at once."""
+    """A run that has its columns available, and reads some fields of all calls at once."""
 
     def columns(self) -> Columns: ...
     def calls_as(self, form: Any) -> Any: ...
@@ -69,17 +70,19 @@ class HasColumns(Protocol):
 
 
 def columns_of(run: Run) -> Columns:
-    """The columns of a run. Looks at all of its calls and records where it has none at hand."""
+    """Returns the columns of a run. Reads all of its calls and records where it has
+    none available.
+    """
     return run.columns() if isinstance(run, HasColumns) else _taken(run)
 
 
 def program_fields(run: Run) -> Any:
-    """Every call in turn as `ProgramFields`, or with these fields."""
+    """Yields every call as `ProgramFields`, or with these fields."""
     return run.calls_as(ProgramFields) if isinstance(run, HasColumns) else run.calls
 
 
 def has_elements(record: Record) -> bool:
-    """Can its elements be read, as far as the run knows?"""
+    """Whether the elements of a record can be read, as far as the run knows."""
     return record.elements is not None and not (isinstance(record.elements, Dumped) and record.why)
 
 

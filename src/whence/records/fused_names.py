@@ -1,8 +1,8 @@
-"""A name that is several names put together without a sign between them, cut into these.
+"""Splits a name that is a concatenation of several names.
 
-Compilers call what they fuse `MulCast_9` when they fused `Mul` and `Cast_9`. Taking the longest
-name that fits, again and again, goes wrong where one name begins another (`Add`, `Add_1`,
-`Add_1_0`): every way is tried, and the graph decides.
+Compilers name a fused operator `MulCast_9` when it fuses `Mul` and `Cast_9`. Taking the longest
+matching name repeatedly fails where one name is a prefix of another (`Add`, `Add_1`, `Add_1_0`):
+every split is tried, and the graph decides.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ _LEAST = 2  # members of a fusion
 def segments(
     name: str, among: Collection[str], feeds: Callable[[str, str], bool], *, max_ways: int = _WAYS
 ) -> tuple[str, ...]:
-    """The names of `among` that `name` is made of, in order; () when it is made of none, of one
-    only, or of several in ways that fit equally well.
+    """Returns the names of `among` that `name` consists of, in order; () when it consists of none,
+    of one only, or of several in splits that fit equally well.
 
-    feeds: does the second read what the first makes? A way fits when its members hang together; it
-    fits best when each feeds the next.
+    feeds: whether the second name reads an output of the first. A split fits when its members are
+    connected; it fits best when each feeds the next.
     """
     lengths = sorted({len(n) for n in among if n and len(n) < len(name)}, reverse=True)
     names = among if isinstance(among, (set, frozenset, dict)) else set(among)
@@ -51,7 +51,7 @@ def segments(
 
 
 def _ends(name: str, names: Collection[str], lengths: list[int]) -> set[int]:
-    """Places from which the end of the name can be reached."""
+    """Returns the positions from which the end of the name can be reached."""
     good = {len(name)}
     for place in range(len(name) - 1, -1, -1):
         if any(
@@ -62,7 +62,7 @@ def _ends(name: str, names: Collection[str], lengths: list[int]) -> set[int]:
 
 
 def _connected(way: tuple[str, ...], feeds: Callable[[str, str], bool]) -> bool:
-    """Does every member hang together with the others?"""
+    """Whether the members form a connected graph."""
     reached, todo = {way[0]}, [way[0]]
     while todo:
         name = todo.pop()

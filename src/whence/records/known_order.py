@@ -1,8 +1,8 @@
-"""What is known of the order in which tensors were made, where a dump does not state it.
+"""What is known of the order in which tensors were computed, where a dump does not state it.
 
-Each source says of some tensors that they were made before others. The sources are asked in turn,
-the strongest first; what contradicts a stronger one is not believed. What follows from none stays
-unordered.
+Each source states of some tensors that they were computed before others. The sources are applied in
+turn, the strongest first; a statement that contradicts a stronger source is dropped. Pairs without
+a statement stay unordered.
 """
 
 from __future__ import annotations
@@ -20,14 +20,17 @@ from whence.records.marks import Mark, has_mark, mark, mark_value
 from whence.records.run import Call
 
 Chain = Sequence[Sequence[int]]
-"""Groups of tensors: all of one were made before all of the next, in a group nothing is known."""
+"""Groups of tensors: all of one were computed before all of the next; within a group nothing is
+known.
+"""
 
 
 class Trace(NamedTuple):
-    """What a dump tells of when a tensor was made. name: dotted. counter: a number in its name.
+    """What a dump tells of the time of a tensor's computation. name: dotted. counter: a number in
+    its name.
 
-    entry: its place in its file, where that may be an order. time: when the file was written, in
-    ns. -1 or "": not known. made_of: names of tensors that its content tells it was made of.
+    entry: its position in its file, where that may be an order. time: when the file was written, in
+    ns. -1 or "": not known. made_of: names of tensors from which, by content, it was computed.
     """
 
     name: str
@@ -38,7 +41,7 @@ class Trace(NamedTuple):
     made_of: tuple[str, ...] = ()
 
     def note(self) -> str:
-        """As a note of its call."""
+        """Returns the trace as a note of its call."""
         parts = [f"{word} {number}" for word, number in zip(_WORDS, self[1:4]) if number >= 0]
         parts += [f"file {self.file}"] if self.file else []
         text = "".join([", ".join(parts), *(f"{_MADE_OF}{name}" for name in self.made_of)])
@@ -55,7 +58,9 @@ _NOTE = re.compile(
 
 
 def trace_of(call: Call) -> Trace:
-    """What a call of a dump tells; where nothing else is said, its place among the calls counts."""
+    """Returns the trace of a call of a dump; without any other information, its position among the
+    calls.
+    """
     if not has_mark(call, Mark.UNORDERED):
         return Trace(call.scope, call.order)
     text, *made_of = mark_value(call, Mark.UNORDERED).split(_MADE_OF)
@@ -67,8 +72,8 @@ def trace_of(call: Call) -> Trace:
 
 
 class PartialOrder:
-    """Which tensors were made before which. Nodes from 0 to `count` are tensors; what stands
-    between groups of them has a higher number.
+    """A partial order of tensors. Nodes from 0 to `count` are tensors; separators between groups of
+    them have higher numbers.
     """
 
     def __init__(self, count: int) -> None:
@@ -80,7 +85,7 @@ class PartialOrder:
         self.is_total = count < 2
 
     def add(self, chains: Sequence[Chain]) -> None:
-        """Believe a source, as far as nothing contradicts it."""
+        """Adds the statements of a source that do not contradict earlier ones."""
         if self.is_total or not chains or self._take(chains) or len(chains) > _TRIED:
             return
         for chain in chains:
@@ -108,7 +113,7 @@ class PartialOrder:
         return False
 
     def _sorted(self) -> tuple[list[int], bool] | None:
-        """(order, whether no other is possible); None where there is a circle."""
+        """Returns (order, whether no other is possible); None where there is a cycle."""
         waiting = [len(before) for before in self.before]
         after: list[list[int]] = [[] for _ in self.before]
         for node, before in enumerate(self.before):
@@ -130,15 +135,14 @@ class PartialOrder:
 
 
 _TRIED = 64
-"""A source of so many chains is tried chain by chain where it contradicts a stronger one."""
+"""Most chains of a source that are tried one by one where it contradicts a stronger one."""
 
 
 def known(traces: Sequence[Trace], other: Sequence[Trace] = ()) -> PartialOrder:
-    """What is known of the order of tensors of one step and rank. other: what the other run tells
-    of each.
+    """Returns the known order of the tensors of one step and rank. other: traces of the other run.
 
-    Gradients of parameters are made in the order of a backward pass, whatever order they are kept
-    in.
+    Gradients of parameters are computed in the order of a backward pass, whatever order they are
+    stored in.
     """
     order = PartialOrder(len(traces))
     traces, other = (
@@ -165,14 +169,14 @@ def _chains(source: _Source, traces: Sequence[Trace]) -> Sequence[Chain]:
 
 @functools.lru_cache(maxsize=32)
 def _of_names(source: _Source, names: tuple[str, ...]) -> Sequence[Chain]:
-    """What names alone tell: every step and rank has the same ones."""
+    """Returns what names alone state; cached, since every step and rank has the same ones."""
     return source([Trace(name) for name in names])
 
 
 @functools.lru_cache(maxsize=65536)
 def _spelt(name: str) -> str:
-    """A name as the sources spell it: `layers[3]` and `第3层` are layers.3, outputs of TensorFlow
-    (`mlp:0`) their operator, and roles are words of English.
+    """Normalises a name for the sources: `layers[3]` and `第3层` become layers.3, outputs of
+    TensorFlow (`mlp:0`) their operator, and roles English words.
     """
     name = _LAYER_IN_CHINESE.sub(r"layer.\1\2", _INDEX.sub(r".\1", name).strip("."))
     for word, role in _ROLES_IN_CHINESE:
@@ -193,13 +197,15 @@ _PARAMETER = re.compile(
 
 
 def module_of(name: str) -> str:
-    """The module whose parameter a gradient is of, by its name; "" of what is not a gradient."""
+    """Returns the module whose parameter a gradient belongs to, by its name; "" for a name that is
+    not a gradient's.
+    """
     match = _PARAMETER.match(name)
     return match["module"] if match else ""
 
 
 def are_gradients(names: Sequence[str]) -> bool:
-    """Are these, for the most part, gradients of parameters?"""
+    """Whether most of these are gradients of parameters."""
     return 2 * sum(bool(module_of(name)) for name in names) > len(names)
 
 
@@ -207,14 +213,14 @@ def are_gradients(names: Sequence[str]) -> bool:
 
 
 def _by_counter(traces: Sequence[Trace]) -> list[Chain]:
-    """Numbers that count calls, in the names of all."""
+    """Numbers that count calls, if all names have one."""
     if any(trace.counter < 0 for trace in traces):
         return []
     return [_grouped(range(len(traces)), lambda n: traces[n].counter)]
 
 
 def _by_entry(traces: Sequence[Trace]) -> list[Chain]:
-    """Places in a file, unless a sort may have made them."""
+    """Positions in a file, unless they may result from sorting."""
     return [
         [[n] for n in entries]
         for entries in _files(traces)
@@ -223,7 +229,7 @@ def _by_entry(traces: Sequence[Trace]) -> list[Chain]:
 
 
 def _by_sorted_entry(traces: Sequence[Trace]) -> list[Chain]:
-    """Places in a file by alphabet, where that may be chance."""
+    """Positions in an alphabetical file, where the alphabet may be chance."""
     return [
         [[n] for n in entries]
         for entries in _files(traces)
@@ -232,7 +238,7 @@ def _by_sorted_entry(traces: Sequence[Trace]) -> list[Chain]:
 
 
 def _by_content(traces: Sequence[Trace]) -> list[Chain]:
-    """What its content says that a tensor was made of."""
+    """The tensors from which, by content, a tensor was computed."""
     places: dict[str, list[int]] = defaultdict(list)
     for n, trace in enumerate(traces):
         places[trace.name].append(n)
@@ -245,7 +251,7 @@ def _by_content(traces: Sequence[Trace]) -> list[Chain]:
 
 
 def _by_part(traces: Sequence[Trace]) -> list[Chain]:
-    """A module returns after its parts, as names nest."""
+    """A module returns after its parts, according to nested names."""
     places: dict[str, list[int]] = defaultdict(list)
     for n, trace in enumerate(traces):
         places[trace.name].append(n)
@@ -259,7 +265,7 @@ def _by_part(traces: Sequence[Trace]) -> list[Chain]:
 
 
 def _by_result(traces: Sequence[Trace]) -> list[Chain]:
-    """What is called the output of a whole is made after its parts: `layer_2.out`."""
+    """A tensor named as the output of a whole comes after the parts: `layer_2.out`."""
     return _by_part([trace._replace(name=_RESULT.sub("", trace.name)) for trace in traces])
 
 
@@ -269,7 +275,7 @@ _NUMBER = re.compile(r"\d+")
 
 
 def _by_number(traces: Sequence[Trace]) -> list[Chain]:
-    """Layers by their numbers, compared as numbers; what convolutions stand beside as well."""
+    """Layers by their numbers, compared as integers; likewise modules beside convolutions."""
     numbered: dict[str, dict[int, list[int]]] = defaultdict(lambda: defaultdict(list))
     beside: dict[str, dict[int, list[int]]] = defaultdict(lambda: defaultdict(list))
     with_convolutions = set()
@@ -303,8 +309,8 @@ _TOWERS = (("encoder", "decoder"), ("down", "mid", "up"))
 
 
 def _by_role(traces: Sequence[Trace]) -> list[Chain]:
-    """Embeddings before layers before the last norm before the head; an encoder before its
-    decoder.
+    """Embeddings before layers before the last norm before the head; an encoder before
+    its decoder.
     """
     names = [trace.name.lower() for trace in traces]
     firsts = [_NUMBER.search(name) for name in names]
@@ -369,7 +375,7 @@ _NORM_1, _NORM_2, _UP = 10, 11, 12
 
 
 def _in_layer(traces: Sequence[Trace]) -> list[Chain]:
-    """In a layer: attention before the MLP, projections in and out."""
+    """Within a layer: attention before the MLP, projections in and out."""
     layers: dict[str, dict[int, list[int]]] = defaultdict(lambda: defaultdict(list))
     roles: dict[str, int | None] = {}
     for n, trace in enumerate(traces):
@@ -403,7 +409,7 @@ def _in_layer(traces: Sequence[Trace]) -> list[Chain]:
 
 
 def _by_time(traces: Sequence[Trace]) -> list[Chain]:
-    """When files were written, unless they were by alphabet, as a copy is."""
+    """Times at which files were written, unless these are alphabetical, as after a copy."""
     timed = [n for n, trace in enumerate(traces) if trace.time >= 0]
     chain = _grouped(timed, lambda n: traces[n].time)
     files = dict.fromkeys(traces[n].file for group in chain for n in sorted(group))
@@ -417,17 +423,17 @@ _SOURCES: tuple[_Source, ...] = (
     _by_counter, _by_entry, _by_content, _by_part, _by_number, _by_role, _in_layer, _by_result,
     _by_sorted_entry, _by_time,
 )  # fmt: skip
-"""The strongest first."""
+"""The sources, the strongest first."""
 
 _BY_NAME: tuple[_Source, ...] = (_by_number, _by_role, _in_layer)
 _OF_NAMES: tuple[_Source, ...] = (_by_part, _by_result, *_BY_NAME)
 
 _CHANCE = 100.0
-"""Of so many orders one is that of the alphabet: then it is not chance."""
+"""From so many possible orders on, an alphabetical one is the result of sorting, not chance."""
 
 
 def _files(traces: Sequence[Trace]) -> list[list[int]]:
-    """The tensors of each file that has an order, in it."""
+    """Returns the tensors of each file that has an order, in that order."""
     files: dict[str, list[int]] = defaultdict(list)
     for n, trace in enumerate(traces):
         if trace.entry >= 0:
@@ -449,7 +455,7 @@ def _is_sorted(names: Sequence[str]) -> bool:
 
 
 def _choices(names: Sequence[str]) -> float:
-    """In how many orders the modules of these names can stand, numbers aside."""
+    """Returns the number of possible orders of the modules with these names, ignoring numbers."""
     kids: dict[str, set[str]] = defaultdict(set)
     for name in names:
         above = ""

@@ -1,5 +1,5 @@
-"""Calls, tensors and rows by the names that a person types: what `run["fc1"]` and
-`comparison["fc1"]` find.
+"""Looks up calls, tensors and rows by the names that a person types, for `run["fc1"]` and
+`comparison["fc1"]`.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ _MOST = 20_000  # names that are offered
 
 
 def of_run(run: Any, name: str) -> Any:
-    """The calls of a name, or the elements of `NAME:SLOT` in the first of its calls that kept
-    them.
+    """Returns the calls of a name, or the elements of `NAME:SLOT` in the first of its calls that
+    kept them.
     """
     calls = _calls(run, name)
     if calls:
@@ -42,7 +42,7 @@ def _calls(run: Any, name: str) -> tuple[Call, ...]:
 
 
 def names_in(run: Any) -> list[str]:
-    """Names of calls in the order of the run, then of their tensors."""
+    """Returns names of calls in the order of the run, then of their tensors."""
     calls: dict[str, None] = {}
     slots: dict[str, None] = {}
     for call in run.calls:
@@ -59,7 +59,7 @@ def _full(call: Call) -> str:
 
 
 def unknown(name: str, names: Sequence[str]) -> str:
-    """That there is no such name, with those that are near."""
+    """Returns the message that there is no such name, with similar ones."""
     near = difflib.get_close_matches(name, names, 3, 0.4) or names[:3]
     return f"no {name!r} here; " + (f"nearest: {', '.join(near)}" if near else "nothing is")
 
@@ -73,20 +73,20 @@ class Named(Displayed):
         """`run["layers.0.mlp"]`: its calls, in order. `run["layers.0.mlp:output.0"]`: elements of
         the first call that kept them.
 
-        Raises KeyError with names that are near, ElementsMissing.
+        Raises KeyError with similar names, ElementsMissing.
         """
         from whence.records import lookup
 
         return lookup.of_run(self, name)
 
     def _ipython_key_completions_(self) -> list[str]:
-        """Names of calls, and of their tensors."""
+        """Returns names of calls and of their tensors."""
         from whence.records import lookup
 
         return lookup.names_in(self)
 
 
 class NamedRun(Run, Protocol):
-    """A run that has its calls and tensors by name, as every opened one does (`Named`)."""
+    """A run with its calls and tensors by name, as every opened run is (`Named`)."""
 
     def __getitem__(self, name: str) -> Any: ...

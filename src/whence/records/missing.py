@@ -1,4 +1,4 @@
-"""What a run lacks: files that no reader read, ends that were cut off, ranks that are not there."""
+"""What a run lacks: files that no reader read, truncated files, absent ranks."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from whence.records.run import Run
 
 
 class Lack(StrEnum):
-    """Kinds of what a run may lack."""
+    """Kinds of missing parts of a run."""
 
     UNREAD = "unread"
     """A file that may hold tensors, and that no reader read."""
@@ -34,7 +34,7 @@ class Lack(StrEnum):
 
 
 class Missing(msgspec.Struct, frozen=True):
-    """One thing that a run lacks.
+    """One missing part of a run.
 
     where: the file, rank or step, as a path relative to the run. text: one sentence that says what
     is missing, and what to do.
@@ -46,24 +46,24 @@ class Missing(msgspec.Struct, frozen=True):
 
 
 def missing_of(run: Run) -> Sequence[Missing]:
-    """What a run lacks, () for a whole one. One that has no `missing` says it by how it ended, and
-    by notes that its capture stopped.
+    """Returns what a run lacks, () for a complete one. For a run without `missing` it is derived
+    from its end and from notes that its capture stopped.
     """
     missing: Sequence[Missing] | None = getattr(run, "missing", None)
     return missing if missing is not None else ends_of(run)
 
 
 def files_of(run: Run) -> Mapping[str, bool]:
-    """The files of a folder that a dump was read from, or that lie there unread, relative to it;
-    for each, whether a tensor would be lost without it, for all that is known.
+    """Returns the files of a folder that a dump was read from, or that were left unread, relative
+    to it; for each, whether it may hold a tensor.
     """
     files: Mapping[str, bool] = getattr(run, "files", {})
     return files
 
 
 def ends_of(run: Run) -> tuple[Missing, ...]:
-    """The end that a run lacks: why its capture stopped before its program did, or how it ended
-    otherwise; and that it was watched.
+    """Returns how a run ended early: why its capture stopped before its program, or its unclean
+    end; and whether its capture changed the program.
     """
     stopped = [
         Missing(
@@ -81,6 +81,6 @@ def ends_of(run: Run) -> tuple[Missing, ...]:
 
 
 def watched(run: Run) -> tuple[Missing, ...]:
-    """That a capture changed what it captured, or may have."""
+    """Returns the statement that a capture changed the program, or may have."""
     seen = observed(run)
     return (Missing(Lack.WATCHED, "", seen.words),) if seen and seen.is_doubt else ()

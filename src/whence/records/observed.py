@@ -9,13 +9,13 @@ import msgspec
 from whence.records.run import Run
 
 SETTING = "bare"
-"""Of the settings of a run: its `Observed`."""
+"""Name of the setting of a run that holds its `Observed`."""
 SWITCHED = "switched"
-"""Kind of the note that says which settings of the program a capture changed to see inside."""
+"""Kind of the note that lists the settings of the program that a capture changed to see inside."""
 
 
 class Effect(StrEnum):
-    """What a run of the same command without a capture says of a captured one, in words."""
+    """What a run of the same command without a capture shows about a captured one, in words."""
 
     NONE = "none"
     CHANGED = "being watched changed the result"
@@ -24,19 +24,21 @@ class Effect(StrEnum):
 
 
 class Observed(msgspec.Struct, frozen=True):
-    """why: how far it was measured, what differs first, or why nothing could be measured."""
+    """An effect with its reason. why: extent of the measurement, what differs first, or why nothing
+    could be measured.
+    """
 
     effect: Effect
     why: str
 
     @property
     def words(self) -> str:
-        """Both in one sentence."""
+        """Effect and reason in one sentence."""
         return f"{self.effect}: {self.why}"
 
     @property
     def is_doubt(self) -> bool:
-        """Can no answer be that the program without a capture computes the same?"""
+        """Whether the program may compute other results without the capture."""
         return self.effect in (Effect.CHANGED, Effect.UNMEASURED)
 
 
@@ -45,8 +47,8 @@ _IN_CODE = "whence run --level graph -- COMMAND measures it"
 
 
 def observed(run: Run) -> Observed | None:
-    """How a run stands against the same program without a capture; None where its capture changed
-    no setting, or a version wrote it that did not say so.
+    """Returns the effect of the capture on a run; None where its capture changed no setting, or the
+    version that wrote it did not record that.
     """
     kept = run.info.settings.get(SETTING)
     if kept is not None:

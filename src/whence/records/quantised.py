@@ -1,7 +1,7 @@
-"""Tensors that are stored as codes: which numbers the codes stand for, and what a layer that was
-taken together of a quantised graph reads, makes and holds.
+"""Tensors that are stored as codes: the numbers that codes represent, and the tensors that a fused
+layer of a quantised graph reads, computes and holds.
 
-A code c with scale s and zero point z stands for (c - z) s.
+A code c with scale s and zero point z represents (c - z) s.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ F64 = npt.NDArray[np.float64]
 
 
 class Grid(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The numbers that codes of one tensor can stand for.
+    """The numbers that codes of one tensor can represent.
 
     dtype: of the codes. scale: records of factors whose product is the scale, one number each or
     one for each element of `axis`. zero: record of the zero point, -1 without one. channels_last:
-    the codes lie with their second axis at the end.
+    the codes have their second axis at the end.
     """
 
     dtype: str
@@ -34,8 +34,8 @@ class Grid(msgspec.Struct, frozen=True, omit_defaults=True):
     channels_last: bool = False
 
     def steps(self, array: Callable[[int], Array], rank: int) -> tuple[F64, F64]:
-        """(scale, zero point), in float64, as they broadcast over a tensor of this rank. array: the
-        elements of a record.
+        """Returns (scale, zero point) in float64, shaped to broadcast over a tensor of this rank.
+        array: returns the elements of a record.
         """
         scale = np.ones((), np.float64)
         for record in self.scale:
@@ -45,7 +45,7 @@ class Grid(msgspec.Struct, frozen=True, omit_defaults=True):
         return scale, _along(array(self.zero), self.axis, rank)
 
     def rounded(self, array: Callable[[int], Array], values: Array) -> F64:
-        """Numbers as the nearest that there are codes for, in the order of axes of ONNX."""
+        """Rounds numbers to the nearest representable ones, in ONNX's order of axes."""
         scale, zero = self.steps(array, values.ndim)
         codes = np.clip(np.rint(values.astype(np.float64) / scale + zero), *self.ends)
         out: F64 = (codes - zero) * scale
@@ -53,7 +53,7 @@ class Grid(msgspec.Struct, frozen=True, omit_defaults=True):
 
     @property
     def ends(self) -> tuple[float, float]:
-        """The smallest and the largest code."""
+        """Returns the smallest and the largest code."""
         kind = dtypes.named(self.dtype)
         if kind.kind == "int":
             return -(2.0 ** (kind.bits - 1)), 2.0 ** (kind.bits - 1) - 1
@@ -61,10 +61,12 @@ class Grid(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Coded(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A tensor of a layer on a grid. record: the numbers, as floats. codes: the codes, -1 where the
-    run shows none of them. grid: None for a tensor that is not stored as codes. of: the record
-    that was rounded to it on the way into the layer, -1 where none was. is_measured: do the numbers
-    become codes inside the layer, by their own range?
+    """A tensor of a layer on a grid.
+
+    record: the numbers, as floats. codes: the codes, -1 where the run has none. grid: None for a
+    tensor that is not stored as codes. of: the record that was rounded to it at the input of the
+    layer, -1 without one. is_measured: whether the layer quantises the numbers itself, by their own
+    range.
     """
 
     record: int
@@ -75,9 +77,11 @@ class Coded(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class CodedWeight(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A parameter that is stored as codes. facing: the slot of the reference's parameter that it
-    stands for, "" where none is known. factors: of a bias of sums, the records of the scales of
-    what is multiplied, whose product its scale should be.
+    """A parameter that is stored as codes.
+
+    facing: the slot of the corresponding parameter of the reference, "" where none is known.
+    factors: for the bias of a product, the records of the scales of both factors, whose product its
+    scale should be.
     """
 
     name: str
@@ -87,7 +91,7 @@ class CodedWeight(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Reread(msgspec.Struct, frozen=True):
-    """Codes that are read with another grid than they were made with."""
+    """Codes that are read with another grid than the one they were written with."""
 
     name: str
     made: Grid
@@ -110,9 +114,11 @@ class Member(msgspec.Struct, frozen=True):
 
 
 class QuantisedLayer(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What lies between two values of a quantised graph. reads, makes: by place. own: the records
-    of what it reads, makes and holds, as they are. inner: records of codes that it makes and reads
-    itself. floats: records of parameters of several numbers that are none of codes.
+    """The nodes between two values of a quantised graph.
+
+    reads, makes: inputs and outputs by place. own: the records of its inputs, outputs and
+    parameters as they are. inner: records of codes that it both computes and reads. floats: records
+    of parameters of several numbers that are not codes.
     """
 
     reads: tuple[Coded, ...]
@@ -126,7 +132,7 @@ class QuantisedLayer(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 def numbers(codes: Array, scale: F64, zero: F64) -> npt.NDArray[np.float32]:
-    """What codes stand for, rounded once to float32."""
+    """Returns the numbers that codes represent, rounded once to float32."""
     with np.errstate(over="ignore", invalid="ignore"):
         return ((codes.astype(np.float64) - zero) * scale).astype(np.float32)
 
@@ -140,8 +146,8 @@ class Measured(NamedTuple):
 
 
 def measured(values: Array) -> Measured:
-    """Numbers as codes, with the float32 arithmetic of ONNX's `DynamicQuantizeLinear`. Of what is
-    not finite the range is nothing.
+    """Quantises numbers with the float32 arithmetic of ONNX's `DynamicQuantizeLinear`. The range is
+    that of the finite numbers.
     """
     x = values.astype(np.float32)
     finite = x[np.isfinite(x)]

@@ -1,4 +1,4 @@
-"""Operators that return what they were given."""
+"""Regions of a run, and operators that return their inputs."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ from whence.records.slots import is_own_input, is_read, is_written
 
 
 def hands_on(run: Run, call: Call) -> bool:
-    """Did an operator return the elements that it was given, in their order? One without a partner
-    then hides nothing: they are compared where they were made."""
+    """Whether an operator returns the elements of its input in their order. Without a partner it
+    hides no difference, since they are compared where they were computed.
+    """
     records = run.records
     inputs = {
         (records[r.record].hash, records[r.record].dtype)
@@ -28,10 +29,10 @@ class Region(NamedTuple):
     """A piece of the run that is judged as one: a leaf call, or one stretch of a container between
     two of its child calls.
 
-    call: id of the call whose code runs. stretch: -1 for a leaf call, else which stretch (0 =
-    before the first child). inputs: record ids that became visible at its boundary; a stretch sees
-    those of the stretches before it in its call too. outputs: what it made. An output that was
-    already visible to the region is not one.
+    call: id of the call whose code runs. stretch: -1 for a leaf call, else the number of the
+    stretch (0 = before the first child). inputs: record ids that became visible at its start; a
+    stretch also sees those of the earlier stretches of its call. outputs: records that it computed.
+    A record that was already visible to the region is not an output.
     """
 
     call: int
@@ -41,7 +42,9 @@ class Region(NamedTuple):
 
 
 def children(calls: Sequence[Call]) -> dict[int, list[int]]:
-    """Ids of the direct children of every call, in execution order; key -1 holds the root calls."""
+    """Returns ids of the direct children of every call, in execution order; key -1 holds the root
+    calls.
+    """
     table: dict[int, list[int]] = {}
     for call in sorted(calls, key=lambda c: c.order):
         table.setdefault(call.parent, []).append(call.id)
@@ -49,7 +52,7 @@ def children(calls: Sequence[Call]) -> dict[int, list[int]]:
 
 
 def renumbered(calls: Sequence[Call]) -> list[Call]:
-    """Some of the calls of a run with ids by their place; one whose parent is gone has none."""
+    """Returns calls with their positions as ids; a call whose parent is not among them has none."""
     places = {call.id: place for place, call in enumerate(calls)}
     return [
         msgspec.structs.replace(call, id=place, parent=places.get(call.parent, -1))
@@ -58,13 +61,13 @@ def renumbered(calls: Sequence[Call]) -> list[Call]:
 
 
 def regions(calls: Sequence[Call]) -> Iterator[Region]:
-    """Tile a run: every operator executed belongs to exactly one region (DESIGN section 3), in
+    """Tiles a run: every operator executed belongs to exactly one region (DESIGN section 3), in
     execution order.
 
-    A container with k children has k + 1 stretches; one that made nothing has no outputs. A stretch
-    sees its container's inputs and parameters and the outputs of the children before it; what a
-    later child reads, or the container returns, and nobody had before, the stretch made. Parameters
-    of a child are the child's, and so are the random numbers that it draws.
+    A container with k children has k + 1 stretches; one that computes nothing has no outputs. A
+    stretch sees its container's inputs and parameters and the outputs of the children before it.
+    Its outputs are the new records that a later child reads or the container returns. Parameters of
+    a child, and the random numbers that it draws, belong to the child.
     """
     below = children(calls)
     visible: set[int] = set()

@@ -1,8 +1,8 @@
-"""Cards: what a call is beyond its tensors, as text that whence puts beside them in formats that
-cannot say it all themselves.
+"""Cards: the description of a call, without its tensors, as text that whence writes beside tensors
+in formats that cannot express all of it.
 
-A name in such a format may be shortened, escaped or numbered otherwise; the card says which call it
-was. Readers of others pass it over.
+A name in such a format may be shortened, escaped or renumbered; the card tells which call it was.
+Other tools ignore it.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ _decode = msgspec.json.Decoder(Call).decode
 
 
 def write(call: Call, parent: int) -> dict[str, Any]:
-    """A call as plain JSON values, without its tensors and its program. parent: id of the nearest
-    call above it that has a card, -1.
+    """Returns a call as plain JSON values, without its tensors and its program. parent: id of the
+    nearest call above it that has a card, -1.
     """
     card: dict[str, Any] = msgspec.to_builtins(msgspec.structs.replace(call, parent=parent, **_OWN))
     return card
 
 
 def read(card: Any) -> Call | None:
-    """The call that a card tells of; None for what is not a card. card: text, or its values. Never
-    trusted: it names, and leads nowhere.
+    """Returns the call that a card describes; None for any other value. card: text, or its values.
+    Cards are untrusted: they only give names, never paths.
     """
     try:
         return _decode(card) if isinstance(card, (str, bytes)) else msgspec.convert(card, Call)

@@ -1,4 +1,4 @@
-"""How the elements of a record are kept, and what is known of them without reading them."""
+"""Where the elements of a record are stored, and what is known of them without reading them."""
 
 from __future__ import annotations
 
@@ -62,8 +62,8 @@ class Increment(msgspec.Struct, frozen=True, tag="increment", tag_field="in"):
 
 
 class External(msgspec.Struct, frozen=True, tag="external", tag_field="in"):
-    """Elements lie byte-equal in a file of the user's (a safetensors or GGUF checkpoint); `hash` of
-    the record guards them.
+    """Elements are byte-equal in a file of the user's (a safetensors or GGUF checkpoint); the
+    `hash` of the record verifies them.
     """
 
     file: str
@@ -72,10 +72,10 @@ class External(msgspec.Struct, frozen=True, tag="external", tag_field="in"):
 
 
 class Dumped(msgspec.Struct, frozen=True, tag="dumped", tag_field="in"):
-    """Elements lie in a foreign dump. file: relative to it, with forward slashes, "" when that is
-    the dump itself; a place in that file may follow a comma
-    ("Add.Add_1.4.6.1706596912161941,inputs,0"). stored: the dtype they lie in, "" when it is the
-    record's."""
+    """Elements are in a foreign dump. file: relative to it, with forward slashes, "" for the dump
+    itself; a position in that file may follow a comma ("Add.Add_1.4.6.1706596912161941,inputs,0").
+    stored: the dtype of the stored elements, "" when it is the record's.
+    """
 
     file: str
     stored: str = ""

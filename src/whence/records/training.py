@@ -1,5 +1,5 @@
-"""The parts of a training step that are no calls of modules, and which of their tensors are
-gradients: names stand here once, with what writes them and what asks for them.
+"""The parts of a training step that are not calls of modules, and which of their tensors are
+gradients: the names are defined here once, for writers and readers.
 """
 
 from __future__ import annotations
@@ -7,58 +7,58 @@ from __future__ import annotations
 from whence.records.slots import is_input, is_output
 
 LOSS = "loss"
-"""`op` of the call from what models returned to what a backward pass begins at."""
+"""`op` of the call from the outputs of models to the tensor at which a backward pass begins."""
 GRADIENTS = "gradients"
-"""`op` of the call from gradients that a backward pass left to those that an optimiser takes, or
-that the next backward pass adds to: its `phase` says which.
+"""`op` of the call from the gradients that a backward pass left to those that an optimiser reads,
+or that the next backward pass adds to: its `phase` tells which.
 """
 BACKWARD = "backward"
 """`phase` of the calls of a backward pass."""
 OPTIMIZER = "optimizer"
 """`phase` of the calls of an optimiser's step."""
 TAKEN_GRADIENT = "input.grad"
-"""Slot of the gradient that an optimiser's step of one parameter takes."""
+"""Slot of the gradient that an optimiser's step of one parameter reads."""
 _SUM_OF = "sum of "
 _BACKWARD_OF = "backward of "
 
 
 def is_of_step(phase: str, op: str) -> bool:
-    """Is a call a part of a training step that is not a call of a module?"""
+    """Whether a call is a part of a training step that is not a call of a module."""
     return phase in (BACKWARD, OPTIMIZER) or op in (LOSS, GRADIENTS)
 
 
 def sum_of(parameter: str) -> str:
-    """`op` of the call that adds up the gradients of a parameter."""
+    """Returns the `op` of the call that sums the gradients of a parameter."""
     return f"{_SUM_OF}{parameter}.grad"
 
 
 def is_sum(op: str) -> bool:
-    """Does a call add up the gradients of a parameter?"""
+    """Whether a call sums the gradients of a parameter."""
     return op.startswith(_SUM_OF)
 
 
 def backward_of(child: int) -> str:
-    """`op` of the part of a container's backward pass that makes the gradient of what a child, by
-    its place, returned.
+    """Returns the `op` of the part of a container's backward pass that computes the gradient of the
+    output of a child, given by its place.
     """
     return f"{_BACKWARD_OF}{child}"
 
 
 def backward_child(op: str) -> int | None:
-    """The place of the child in such an `op`; None of others."""
+    """Returns the place of the child in such an `op`; None for any other."""
     place = op.removeprefix(_BACKWARD_OF)
     return int(place) if place != op and place.isdigit() else None
 
 
 def is_left(phase: str, op: str, slot: str) -> bool:
-    """Is a tensor of a call a gradient as a backward pass made or left it?"""
+    """Whether a tensor of a call is a gradient that a backward pass computed or left."""
     if phase != BACKWARD:
         return op == GRADIENTS and is_input(slot)
     return op == GRADIENTS or is_sum(op) or slot.startswith(("input.grad.", "output.grad."))
 
 
 def is_taken(phase: str, op: str, slot: str) -> bool:
-    """Is a tensor of a call a gradient that an optimiser takes?"""
+    """Whether a tensor of a call is a gradient that an optimiser reads."""
     if phase != OPTIMIZER:
         return False
     return is_output(slot) if op == GRADIENTS else slot == TAKEN_GRADIENT

@@ -1,4 +1,4 @@
-"""Runs that stand for other runs: in memory, over another run, read through a cache."""
+"""Runs that wrap other runs: in memory, with replaced parts, or with a cache."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ T = TypeVar("T")
 class MemoryRun(Named):
     """A Run held in memory: hand-made ones in tests, small foreign dumps, results of an engine.
 
-    arrays: elements by record id; a record without an entry has none (`Record.why` says why).
-    Raises ValueError when ids are not positions or a call refers to a record that is not there.
+    arrays: elements by record id; a record without an entry has none (`Record.why` states why).
+    Raises ValueError when ids are not positions or a call refers to a record that does not exist.
     """
 
     def __init__(
@@ -68,7 +68,9 @@ class MemoryRun(Named):
 
 
 class Over(Named):
-    """A Run over another one, `base`: what is not given is the other's, elements too."""
+    """A Run that wraps another one, `base`: everything that is not replaced comes from `base`,
+    elements included.
+    """
 
     def __init__(
         self,
@@ -85,28 +87,28 @@ class Over(Named):
 
     @property
     def missing(self) -> Sequence[Missing]:
-        """What the other run lacks, asked for anew: reading elements may show more of it."""
+        """What the other run lacks, recomputed on each access: reading elements may reveal more."""
         return missing_of(self.base)
 
     @property
     def files(self) -> Mapping[str, bool]:
-        """The files that the other run was read from."""
+        """Returns the files that the other run was read from."""
         return files_of(self.base)
 
     def array(self, record: int) -> Array:
         return self.base.array(record)
 
     def below(self, record: int) -> tuple[Run, int] | None:
-        """The run, and the number of a record in it, whose elements a record has unchanged; None
-        where this run makes them.
+        """Returns (the run, the number of its record) whose elements a record has unchanged; None
+        where this run computes them.
         """
         return (self.base, record) if type(self).array is Over.array else None
 
 
 class Looked(Sequence[T]):
-    """Items that are looked up one at a time by their place, from 0 to `length`, and not kept.
+    """A sequence whose items are looked up by position, from 0 to `length`, and not kept.
 
-    every: all of them in turn, where that is faster.
+    every: returns all of them in turn, where that is faster.
     """
 
     def __init__(
@@ -144,7 +146,7 @@ class ForeignRun(Over):
 
 
 class CachedRun(Over):
-    """A run whose calls and records were read once and stay: they are looked at many times."""
+    """A run whose calls and records are read once and kept, since they are accessed many times."""
 
     def __init__(self, run: Run) -> None:
         super().__init__(run, list(run.calls), list(run.records))

@@ -98,7 +98,7 @@ def _array(
 
 
 def _elements(place: Place, name: str) -> Callable[[], Array]:
-    """Returns the elements of a file that the index names, as stored."""
+    """Returns a loader of the elements of a file that the index names, as stored."""
     path = place.inside(name)
 
     def load() -> Array:

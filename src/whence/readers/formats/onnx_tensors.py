@@ -115,8 +115,8 @@ def _data_sets(building: Building, place: Place) -> None:
 
 
 def _items(place: Place, building: Building, file: File) -> Iterator[Named]:
-    """Returns the tensor of a file; ONNX Runtime drops characters other than letters from file
-    names.
+    """Yields the tensor of a file. In dumps of ONNX Runtime the tensor's own name counts, since its
+    file name has lost all characters but letters.
     """
     tensor = _parsed(file)
     item = _named(place, tensor, "")

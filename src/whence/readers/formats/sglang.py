@@ -96,8 +96,8 @@ def _of_pass(building: Building, place: Place, name: str) -> Iterator[Named]:
 def _of_dumper(
     building: Building, place: Place, name: str
 ) -> Iterator[tuple[tuple[int, int, int], Named, str]]:
-    """Returns ((step, rank, index), tensor, "param", "grad" or "") of a file; a value that is not a
-    tensor has no entry.
+    """Yields ((step, rank, index), tensor, "param", "grad" or "") of a file; nothing for a value
+    that is not a tensor.
     """
     match = _TAGS.search(name)
     if match is None:

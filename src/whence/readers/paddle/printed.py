@@ -224,7 +224,7 @@ def _quantum(body: bytes, dtype: str) -> float:
     return 0.0 if dtype in _FINEST and step < _FINEST[dtype] else step
 
 
-# numbers of these dtypes are no closer to each other
+# smallest distance between two numbers of the dtype
 _FINEST = {"float16": 2.0**-24, "float8_e4m3fn": 2.0**-9, "float8_e5m2": 2.0**-16}
 
 
