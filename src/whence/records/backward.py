@@ -61,13 +61,13 @@ def backward_program(
     aliases: Mapping[str, str],
 ) -> Program | None:
     """Returns the program that takes the inputs of `forward` and the given gradients, and computes
-    the wanted ones. None where `forward` lacks all wanted tensors, where no given gradient leads to
-    them, or where it runs a backward pass itself.
+    the wanted ones. None where `forward` lacks the output of a given gradient or all wanted
+    tensors, where no given gradient leads to a wanted one, or where it runs a backward pass itself.
 
     Given gradients that lead to no wanted one are left out, with the operations that only they
-    need. Wanted tensors that `forward` lacks are left out. An output that is an input, passed on
-    unchanged, takes part. aliases: slots of inputs that are the same tensor as another slot, an
-    input or an argument that `forward` passed to a child.
+    need. Wanted tensors that `forward` lacks are left out. passed_on: whether an output that is an
+    input, passed on unchanged, takes part. aliases: slots of inputs that are the same tensor as
+    another slot, an input or an argument that `forward` passed to a child.
     """
     if DIFFERENTIATES in forward.notes:
         return None

@@ -1,5 +1,5 @@
-"""Plain columns as a safetensors file, written in parts, and a journal read in blocks: a run of any
-length gets its index in little memory.
+"""Columns of numbers as a safetensors file, written in parts, and a journal read in blocks: a run
+of any length gets its index in little memory.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from whence.store.shards import Bytes
 
 
 class FileBlocks:
-    """A regular file that is read in blocks, as slices of bytes: nothing of it stays in memory, as
-    the pages of a mapped one would. Raises OSError.
+    """A regular file that is read in blocks, as slices of bytes. No block stays in memory, whereas
+    pages of a mapped file would. Raises OSError.
     """
 
     def __init__(self, path: Path) -> None:
@@ -42,7 +42,7 @@ class FileBlocks:
 
 
 class Column(NamedTuple):
-    """A column of a file that `save` writes: its form, and its bytes in parts."""
+    """A column of a file that `save` writes: its dtype and shape, and its bytes in parts."""
 
     dtype: np.dtype[Any]
     shape: tuple[int, ...]
@@ -50,13 +50,13 @@ class Column(NamedTuple):
 
 
 def whole_column(array: np.ndarray[Any, Any]) -> Column:
-    """An array as a column."""
+    """Returns an array as a column."""
     raw = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
     return Column(array.dtype, array.shape, [raw])
 
 
 def save(path: Path, columns: dict[str, Column], metadata: dict[str, str]) -> None:
-    """Write columns as a safetensors file, replacing `path` atomically. Raises OSError."""
+    """Writes columns as a safetensors file, replacing `path` atomically. Raises OSError."""
     codes = {d.numpy: d.safetensors for d in DTYPES.values()}
     header: dict[str, Any] = {"__metadata__": metadata}
     end = 0

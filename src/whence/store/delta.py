@@ -1,7 +1,7 @@
-"""How the bytes of a tensor become small without losing one bit: as steps from the tensor they are
-paired with, then shuffled and compressed by Blosc.
+"""Compresses the bytes of a tensor without losing one bit: as steps from the tensor they are paired
+with, then shuffled and compressed by Blosc.
 
-Two results of one computation differ by a few units in the last place. With the bits of a float
+Two results of one computation differ by a few units in the last place. If the bits of a float are
 mapped to integers in the order of the numbers, their difference is that count, a small integer:
 almost all of its bits are zero.
 """
@@ -17,10 +17,10 @@ from whence import extras
 from whence.store.shards import Bytes
 
 CHUNK_BYTES = 1 << 20
-"""So many bytes are compressed at once; a multiple of every width."""
+"""Bytes that are compressed at once; a multiple of every element width."""
 MOST_RATIO = 4096
-"""A compressed chunk is at least this part of what it stands for (it is padded to it), so that the
-size of a file bounds what it can make a reader allocate.
+"""Largest compression ratio of a chunk (smaller results are padded), so that the size of a file
+bounds the memory that a reader allocates.
 """
 WIDTHS = (1, 2, 4, 8)
 _LEVEL, _BIT_SHUFFLE = 3, 2
@@ -30,8 +30,8 @@ _SURELY = 0.5  # of the size, below which nothing else is tried
 
 
 class Codec(IntEnum):
-    """How the bytes of a piece are kept: as they are, compressed, as steps from the reference's, or
-    not at all because the reference's are equal.
+    """The form of the bytes of a piece: as they are, compressed, as steps from the reference's, or
+    omitted because the reference's are equal.
     """
 
     RAW = 0
@@ -41,14 +41,14 @@ class Codec(IntEnum):
 
 
 def blosc() -> ModuleType:
-    """The compressor. Raises MissingDependency where numcodecs is not installed."""
+    """Returns the compressor. Raises MissingDependency where numcodecs is not installed."""
     module: ModuleType = extras.needed("numcodecs", "a packed run").blosc
     return module
 
 
 def encode(data: Bytes, width: int, base: Bytes | None) -> tuple[Codec, list[Bytes]]:
-    """The smallest form of some bytes, in chunks. width: bytes of an element. base: as many bytes
-    of the reference.
+    """Returns the smallest form of some bytes, in chunks. width: bytes of an element. base: as many
+    bytes of the reference.
     """
     nbytes = data.size
     candidates: list[tuple[int, Codec, list[Bytes]]] = []
@@ -80,8 +80,8 @@ def _compressed(
 
 
 def decode_frame(frame: Bytes, nbytes: int) -> Bytes:
-    """The bytes that one compressed chunk stands for. Untrusted: raises ValueError unless the frame
-    says that it makes exactly `nbytes`, which is checked before anything is allocated.
+    """Decompresses one chunk. The chunk is untrusted: raises ValueError unless its header states
+    exactly `nbytes`, which is checked before anything is allocated.
     """
     if frame.size < _HEADER_BYTES:
         raise ValueError(f"a compressed chunk of {frame.size} bytes")
@@ -103,7 +103,7 @@ def decode_frame(frame: Bytes, nbytes: int) -> Bytes:
 
 
 def add_steps(steps: Bytes, base: Bytes, width: int) -> Bytes:
-    """The bytes that lie so many steps from those of the reference."""
+    """Returns the bytes that are so many steps from those of the reference."""
     folded = steps.view(f"u{width}")
     one = folded.dtype.type(1)
     unfolded = (folded >> one) ^ (~(folded & one) + one)
@@ -111,8 +111,8 @@ def add_steps(steps: Bytes, base: Bytes, width: int) -> Bytes:
 
 
 def _steps(values: Bytes, base: Bytes) -> Bytes:
-    """How many representable numbers lie between each value and its base, small for both signs: 0,
-    -1, 1, -2, 2 become 0, 1, 2, 3, 4.
+    """Returns the number of representable numbers between each value and its base, small for both
+    signs: 0, -1, 1, -2, 2 become 0, 1, 2, 3, 4.
     """
     difference = _ordered(values) - _ordered(base)
     sign = _sign(difference)
@@ -122,8 +122,8 @@ def _steps(values: Bytes, base: Bytes) -> Bytes:
 
 
 def _ordered(bits: Bytes) -> Bytes:
-    """Bits of floats as integers in the order of the numbers. A permutation of all integers, so
-    that it suits any type; what is not a float it only makes less small.
+    """Maps bits of floats to integers in the order of the numbers. The map is a permutation of all
+    integers, so that it is lossless for any type; only for floats does it make differences small.
     """
     top = bits.dtype.type(1 << (8 * bits.itemsize - 1))
     return bits ^ (_sign(bits) | top)
@@ -135,7 +135,7 @@ def _ordered_back(ordered: Bytes) -> Bytes:
 
 
 def _sign(bits: Bytes) -> Bytes:
-    """All ones where the highest bit is one, else zero."""
+    """Returns all ones where the highest bit is one, else zero."""
     signed = bits.view(f"i{bits.itemsize}")
     signs: Bytes = (signed >> signed.dtype.type(8 * bits.itemsize - 1)).view(bits.dtype)
     return signs

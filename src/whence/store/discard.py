@@ -1,6 +1,4 @@
-"""Deletes a run in which nothing was captured, so that it does not stand in the way of the next
-one.
-"""
+"""Deletes a run in which nothing was captured, so that it does not block the next one."""
 
 from __future__ import annotations
 
@@ -17,11 +15,11 @@ from whence.store.status import FAILED, RUNNING, read_status
 
 
 def discard(path: str | Path, *, also: Collection[str] = (), folder: bool = True) -> bool:
-    """Delete the run at `path` if it holds no tensor; whether it is gone.
+    """Deletes the run at `path` if it holds no tensor; returns whether it was deleted.
 
-    It stays where a process still writes it, where a part of it cannot be read, and where something
-    else lies in it. also: names of files and empty folders that belong to the run. folder: delete
-    the emptied folder too.
+    The run stays when a process still writes it, when a part of it cannot be read, and when the
+    folder holds anything else. also: names of files and empty folders that belong to the run.
+    folder: delete the emptied folder too.
     """
     run = Path(path)
     try:
@@ -50,7 +48,7 @@ def discard(path: str | Path, *, also: Collection[str] = (), folder: bool = True
 
 
 def reasons(path: str | Path) -> list[str]:
-    """Why the processes of a run captured nothing, in their own words."""
+    """Returns why the processes of a run captured nothing, in their own words."""
     found = []
     with contextlib.suppress(WhenceError, OSError):
         for folder in process_folders(Path(path)):
@@ -70,7 +68,7 @@ def reasons(path: str | Path) -> list[str]:
 
 
 def _holds_tensors(run: Path) -> bool:
-    """Raises UnreadableRun where a process folder does not say."""
+    """Whether a run holds tensors. Raises UnreadableRun where a process folder does not tell."""
     for folder in process_folders(run):
         if (folder / JOURNAL).exists():
             process = ProcessReader(folder, load_process(folder))

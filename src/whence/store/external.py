@@ -1,5 +1,5 @@
-"""Parameters that are byte-equal to a tensor of the user's checkpoint: referred to, not written
-again.
+"""Finds parameters that are byte-equal to a tensor of the user's checkpoint; the run refers to them
+instead of storing them again.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Candidates:
     """Tensors of safetensors and GGUF files (unquantised ones), by type and size. Reads the headers
     only.
 
-    paths: files, or folders whose *.safetensors and *.gguf are taken. skipped: files that could not
+    paths: files, or folders whose *.safetensors and *.gguf are used. skipped: files that could not
     be used, with the reason.
     """
 
@@ -53,8 +53,8 @@ class Candidates:
     def find(
         self, digest: bytes, dtype: str, nbytes: int, data: Bytes | None = None
     ) -> External | None:
-        """Where `nbytes` of `dtype` with this xxh3_128 digest lie, or None. data: the bytes, to
-        rule most candidates out unread.
+        """Returns where `nbytes` of `dtype` with this xxh3_128 digest are stored, or None. data:
+        the bytes, to rule out most candidates without hashing them.
         """
         if not digest or not nbytes:
             return None
@@ -88,8 +88,8 @@ def find_external(
     data: Bytes,
     candidates: Candidates | Iterable[str | Path],
 ) -> External | None:
-    """Where a candidate file has the same bytes as a tensor, for `Writer.record(external=...)`;
-    None if none has.
+    """Returns where a candidate file has the same bytes as a tensor, for
+    `Writer.record(external=...)`; None if none has.
 
     digest: xxh3_128 of its canonical bytes. data: those bytes. The shape in the file may differ.
     For more than one tensor make the `Candidates` once.
@@ -99,8 +99,8 @@ def find_external(
 
 
 def parse_gguf(data: Bytes) -> list[Tensor]:
-    """Unquantised tensors of a GGUF file given as bytes. Untrusted: raises ValueError for anything
-    that leads outside the file.
+    """Returns unquantised tensors of a GGUF file given as bytes. The file is untrusted: raises
+    ValueError for any offset outside it.
     """
     cursor = _Cursor(data)
     if cursor.take(4) != b"GGUF":

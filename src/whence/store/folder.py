@@ -1,5 +1,5 @@
-"""The folder of a run: run.json, one sub-folder per process, who wrote what and whether that
-process still lives.
+"""The folder of a run: run.json, one sub-folder per process, which process wrote what, and whether
+that process is still alive.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ _DAMAGED = "it is damaged or was cut off: copy the run again, or capture it agai
 
 
 class ProcessInfo(msgspec.Struct, frozen=True, omit_defaults=False):
-    """Who wrote a process folder.
+    """The process that wrote a process folder.
 
-    boot, pid_started: tell a process from a later one with the same pid ("" and 0 where the system
-    does not say). header_bytes: reserved at the front of every shard, the 8 bytes of its length
-    included. world_size: how many ranks its launcher started, 0 where that is not known.
+    boot, pid_started: distinguish a process from a later one with the same pid ("" and 0 where the
+    system does not tell). header_bytes: reserved at the front of every shard, including the 8 bytes
+    of its length. world_size: number of ranks that its launcher started, 0 where that is not known.
     """
 
     format: int
@@ -62,12 +62,14 @@ class ProcessInfo(msgspec.Struct, frozen=True, omit_defaults=False):
 
 
 def shard_name(shard: int) -> str:
-    """File name of a shard."""
+    """Returns the file name of a shard."""
     return f"shard-{shard:05d}.safetensors"
 
 
 def is_run(path: str | Path) -> bool:
-    """Is `path` a folder whose run.json says it is a whence run? Cheap: reads one small file."""
+    """Whether `path` is a folder whose run.json identifies a whence run. Cheap: reads one small
+    file.
+    """
     try:
         return load_json(Path(path) / RUN).get("kind") == "whence"
     except (OSError, ValueError):
@@ -93,7 +95,7 @@ def create(path: str | Path, info: RunInfo, *, force: bool = False, together: bo
                 f"cannot put a run at {run}: it is a {_kind_of(run)}, not a folder; choose "
                 "another output path"
             )
-        # what a process that was killed as it began has left is in nobody's way
+        # the remains of a process that was killed at its start do no harm
         if run.is_dir() and not all(p.match(f"{RUN}.*.tmp") for p in run.iterdir()):
             if not is_run(run):
                 raise OutputExists(
@@ -126,8 +128,8 @@ def create(path: str | Path, info: RunInfo, *, force: bool = False, together: bo
 
 
 def _create_together(run: Path, info: RunInfo, force: bool) -> Path:
-    """`create`, or the run that another process of the same launch created after this one started,
-    if this one has no folder in it.
+    """Calls `create`, or returns the run that another process of the same launch created after this
+    one started, if this process has no folder in it.
     """
     try:
         disk.make_folders(run.parent)
@@ -158,13 +160,13 @@ def _create_together(run: Path, info: RunInfo, force: bool) -> Path:
 
 
 def _since_boot() -> float:
-    """Seconds, on the clock that the start of processes is measured by."""
+    """Returns seconds on the clock that measures the start of processes."""
     return time.clock_gettime(time.CLOCK_BOOTTIME) if hasattr(time, "CLOCK_BOOTTIME") else 0.0
 
 
 @contextlib.contextmanager
 def _alone_in(folder: Path) -> Iterator[None]:
-    """Hold the lock of a folder."""
+    """Holds the lock of a folder for the duration of the context."""
     import fcntl
 
     handle = os.open(folder, os.O_RDONLY)
@@ -176,8 +178,8 @@ def _alone_in(folder: Path) -> Iterator[None]:
 
 
 def update_info(path: str | Path, **fields: Any) -> None:
-    """Set fields of run.json, replacing the file atomically; fields this version does not know are
-    kept and may be set too. Raises UnreadableRun where there is no run, StoreFailed.
+    """Sets fields of run.json and replaces the file atomically; unknown fields are kept and may be
+    set too. Raises UnreadableRun where there is no run, StoreFailed.
     """
     file = Path(path) / RUN
     try:
@@ -191,7 +193,7 @@ def update_info(path: str | Path, **fields: Any) -> None:
 
 
 def load_info(path: Path) -> RunInfo:
-    """run.json of the run at `path`. Raises UnreadableRun with what was found instead,
+    """Returns run.json of the run at `path`. Raises UnreadableRun that describes the path,
     UnknownVersion for a later format.
     """
     if not path.exists():
@@ -229,7 +231,7 @@ def load_info(path: Path) -> RunInfo:
 
 
 def check_format(version: object, file: Path) -> None:
-    """Raise UnknownVersion when this whence cannot read `version`, the format number in `file`."""
+    """Raises UnknownVersion when this whence cannot read `version`, the format number in `file`."""
     if not isinstance(version, int):
         raise UnreadableRun(
             f"{file} states no format number (found {version!r}); the run was not written by "
@@ -247,7 +249,7 @@ def check_format(version: object, file: Path) -> None:
 
 
 def make_process_folder(run: Path, rank: int, info: ProcessInfo) -> Path:
-    """A fresh folder for this process in `run`, with process.json. Raises OSError."""
+    """Creates a new folder for this process in `run`, with process.json. Raises OSError."""
     host = re.sub(r"[^A-Za-z0-9._-]", "_", info.host)[:64] or "host"
     name = f"rank{rank:05d}-{host}-{info.pid}"
     for attempt in range(10_000):
@@ -262,12 +264,12 @@ def make_process_folder(run: Path, rank: int, info: ProcessInfo) -> Path:
 
 
 def process_folders(run: Path) -> list[Path]:
-    """The folders of the processes of a run, unsorted."""
+    """Returns the folders of the processes of a run, unsorted."""
     return [p for p in run.iterdir() if PROCESS_FOLDER.fullmatch(p.name) and p.is_dir()]
 
 
 def load_process(folder: Path) -> ProcessInfo:
-    """process.json of a process folder. Raises UnreadableRun, UnknownVersion."""
+    """Returns process.json of a process folder. Raises UnreadableRun, UnknownVersion."""
     file = folder / PROCESS
     if folder.is_symlink():
         raise UnreadableRun(f"{folder} is a link, which is not followed; copy the folder itself")
@@ -283,7 +285,7 @@ def load_process(folder: Path) -> ProcessInfo:
 
 
 def this_process(rank: int, started: str, header_bytes: int) -> ProcessInfo:
-    """ProcessInfo of the running process."""
+    """Returns the ProcessInfo of the running process."""
     pid, size = os.getpid(), os.environ.get("WORLD_SIZE", "")
     return ProcessInfo(
         FORMAT,
@@ -299,8 +301,8 @@ def this_process(rank: int, started: str, header_bytes: int) -> ProcessInfo:
 
 
 def is_writing(folder: Path, info: ProcessInfo) -> bool:
-    """Whether the process that made `folder` still runs; one on another host, whether it wrote
-    within the last minute.
+    """Whether the process that made `folder` still runs; for a process on another host, whether it
+    wrote within the last minute.
     """
     if info.host != socket.gethostname():
         try:
@@ -322,7 +324,7 @@ def is_writing(folder: Path, info: ProcessInfo) -> bool:
 
 
 def delete_run(run: Path) -> None:
-    """Delete what whence wrote of a run, and leave its folder. Raises OSError."""
+    """Deletes the files of a run that whence wrote, and keeps its folder. Raises OSError."""
     for folder in process_folders(run):
         folder.unlink() if folder.is_symlink() else shutil.rmtree(folder)
     for leftover in run.glob(f"{RUN}.*.tmp"):
@@ -378,8 +380,8 @@ def _boot() -> str:
 
 
 def _pid_started(pid: int) -> int | None:
-    """Start of a process in clock ticks since boot; 0 when it ended, None where the system does not
-    say.
+    """Returns the start of a process in clock ticks since boot; 0 when it ended, None where the
+    system does not tell.
     """
     try:
         text = Path(f"/proc/{pid}/stat").read_text()

@@ -1,8 +1,8 @@
 """The columnar index: opens a run of 10^6 records without parsing its journal.
 
-It holds the start of every line of the journal, and as plain columns the fields by which records
-and calls are planned. It is made from the journal alone: at close, by `recover`, or in memory when
-a run without one is opened.
+It holds the start of every line of the journal, and as plain columns the fields that comparisons
+are planned from. It is derived from the journal alone: at close, by `recover`, or in memory when a
+run without an index is opened.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ SCHEMA: dict[str, tuple[str, str]] = {
     "line_digest": ("<u8", "lines"), "call_kind": ("|u1", "calls"), "call_says": ("|u1", "calls"),
 }  # fmt: skip
 LATER = ("line_digest", "call_kind", "call_says")
-"""Columns that an earlier index lacks; `ProcessReader.said` makes them of the journal then."""
+"""Columns that an earlier index lacks; `ProcessReader.said` then derives them from the journal."""
 RECORD_COLUMNS, CALL_COLUMNS = (
     tuple(n for n, (_, length) in SCHEMA.items() if length == of and n not in LATER)
     for of in ("records", "calls")
@@ -53,7 +53,7 @@ WIDTHS = {"hash": 2, "statistics": len(STATISTICS)}
 
 
 class Index:
-    """Columns of one process. damage: why the journal could not be read to its end, or None."""
+    """The columns of one process. damage: why the journal could not be read to its end, or None."""
 
     def __init__(
         self,
@@ -70,13 +70,13 @@ class Index:
         self.calls_at = np.flatnonzero(columns["line_kind"] == CALL)
 
     def shape(self, record: int) -> tuple[int, ...]:
-        """Shape of a record."""
+        """Returns the shape of a record."""
         starts = self.columns["shape_at"]
         return tuple(self.columns["shape"][starts[record] : starts[record + 1]].tolist())
 
     def stored_shape(self, record: int) -> tuple[int, ...] | None:
-        """Shape of the elements in the shard: all of a record, or its increment. None when the
-        columns contradict each other.
+        """Returns the shape of the elements in the shard: the whole record, or its increment. None
+        when the columns contradict each other.
         """
         columns, shape = self.columns, self.shape(record)
         dtype = DTYPES.get(self.names[columns["dtype"][record]])
@@ -97,16 +97,16 @@ class Index:
         return shape
 
     def span(self, line: int) -> tuple[int, int]:
-        """Bytes [start, end) of a line in the journal, its newline included."""
+        """Returns bytes [start, end) of a line in the journal, including its newline."""
         starts = self.columns["line_start"]
         return int(starts[line]), int(starts[line + 1])
 
     def lines(self, kind: int) -> list[int]:
-        """Numbers of the lines of a kind."""
+        """Returns the numbers of the lines of a kind."""
         return [int(n) for n in np.flatnonzero(self.columns["line_kind"] == kind)]
 
     def save(self, folder: Path) -> None:
-        """Write it beside its journal. Raises OSError."""
+        """Writes the index beside its journal. Raises OSError."""
         columns = {name: whole_column(column) for name, column in self.columns.items()}
         write_index(folder, columns, self.names, self.journal_bytes)
 
@@ -114,7 +114,7 @@ class Index:
 def write_index(
     folder: Path, columns: dict[str, FileColumn], names: list[str], journal_bytes: int
 ) -> None:
-    """Write an index beside its journal. Raises OSError."""
+    """Writes an index beside its journal. Raises OSError."""
     encoded = [name.encode("utf-8", "surrogatepass") for name in names]
     starts = np.zeros(len(encoded) + 1, np.int64)
     np.cumsum([len(e) for e in encoded], out=starts[1:])
@@ -127,8 +127,8 @@ def write_index(
 
 
 def load(folder: Path, journal_bytes: int) -> Index | None:
-    """The index beside a journal of `journal_bytes`, or None when there is none, it is stale, or it
-    is not sound.
+    """Returns the index beside a journal of `journal_bytes`; None when there is none, or it is
+    stale or invalid.
     """
     try:
         data = map_file(folder / INDEX)
@@ -152,8 +152,8 @@ def load(folder: Path, journal_bytes: int) -> Index | None:
 
 
 def _sound(columns: dict[str, Column], journal_bytes: int) -> Index | None:
-    """Lengths agree, offsets rise, codes and record numbers lie in range: nothing in it can lead
-    outside a file.
+    """Whether lengths agree, offsets increase, and codes and record numbers are in range, so that
+    nothing in the index points outside a file.
     """
     kinds = columns["line_kind"]
     blob, names_at = columns.pop("names"), columns.pop("names_at")

@@ -1,4 +1,4 @@
-"""Makes the index of a journal, in batches of lines, each checked against the lines before it."""
+"""Builds the index of a journal, in batches of lines, each checked against the lines before it."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ _LIMIT = 1 << 62
 
 
 class _Names(dict[str, int]):
-    """Numbers names in order of their first use."""
+    """Numbers names in the order of their first use."""
 
     def __missing__(self, name: str) -> int:
         number = self[name] = len(self)
@@ -48,11 +48,11 @@ class _Names(dict[str, int]):
 
 
 class _Doubt(Exception):
-    """A line of a batch contradicts another; which one has to be looked up."""
+    """A line of a batch contradicts another; the caller has to find out which."""
 
 
 class _Parts(Protocol):
-    """Where the parts of columns go as they are made."""
+    """Receives parts of columns as they are built."""
 
     def add(self, name: str, part: Column) -> None: ...
 
@@ -67,13 +67,13 @@ class _InMemory:
         self._parts.setdefault(name, []).append(part)
 
     def columns(self) -> dict[str, Column]:
-        """The whole columns."""
+        """Returns the complete columns."""
         return {name: np.concatenate([_empty(name), *self._parts.get(name, ())]) for name in SCHEMA}
 
 
 class _Spooled:
-    """Parts of columns one behind the other in a file without a name, so that an index of any size
-    is made in little memory.
+    """Parts of columns, one after the other, in an anonymous file, so that an index of any size is
+    built in little memory.
     """
 
     def __init__(self, file: IO[bytes]) -> None:
@@ -89,7 +89,7 @@ class _Spooled:
         self._lengths[name] += len(part)
 
     def columns(self) -> dict[str, FileColumn]:
-        """The whole columns, read back in parts."""
+        """Returns the complete columns, read back in parts."""
         self._file.flush()
         return {
             name: FileColumn(
@@ -111,10 +111,10 @@ def _empty(name: str) -> Column:
 
 
 class _Builder:
-    """Columns of the lines of a journal, in order, handed to `parts` as they are made.
+    """Builds the columns of the lines of a journal, in order, and passes them to `parts`.
 
-    Of calls their ids and parents stay in memory until the end: which position a parent has shows
-    when it was written, behind its children.
+    Ids and parents of calls stay in memory until the end: a parent is written after its children,
+    so its position is known only then.
     """
 
     def __init__(self, parts: _Parts, journal: Bytes | FileBlocks) -> None:
@@ -129,8 +129,8 @@ class _Builder:
         self.end = 0
 
     def add(self, batch: list[Entry]) -> None:
-        """Add lines. Raises _Doubt, having added nothing, when one contradicts those before it or
-        refers to what is not there.
+        """Adds lines. Raises _Doubt, having added nothing, when one contradicts those before it or
+        refers to a record or call that does not exist.
         """
         records = [e.line for e in batch if type(e.line) is Record]
         calls = [e.line for e in batch if type(e.line) is Call]
@@ -227,7 +227,7 @@ class _Builder:
             raise _Doubt
 
     def finish(self) -> None:
-        """Hand over what shows at the end only."""
+        """Passes on the columns that are known only at the end."""
         self._parts.add("line_start", np.array([self.end], np.int64))
         none = np.empty(0, np.int64)
         ids, parents = (np.concatenate([none, *p]) for p in (self._ids, self._parents))
@@ -235,15 +235,15 @@ class _Builder:
 
 
 def load_or_build(folder: Path, journal: Bytes) -> Index:
-    """The index beside a journal, or a new one where there is none or it is not sound."""
+    """Returns the index beside a journal, or builds it where there is none or it is invalid."""
     return load(folder, journal.size) or build(journal)
 
 
 def build(journal: Bytes, tell: Callable[[int, int], None] | None = None) -> Index:
-    """Read a journal into columns, up to its first line that is not whole or contradicts the lines
-    before it.
+    """Reads a journal into columns, up to its first line that is incomplete or contradicts the
+    lines before it.
 
-    tell: called with how many bytes of it were read, and how many it has.
+    tell: called with the number of bytes read so far, and of all bytes.
     """
     parts = _InMemory()
     builder = _Builder(parts, journal)
@@ -254,7 +254,7 @@ def build(journal: Bytes, tell: Callable[[int, int], None] | None = None) -> Ind
 def write(
     journal: Bytes | FileBlocks, folder: Path, tell: Callable[[int, int], None] | None = None
 ) -> None:
-    """Write the index of a journal into its folder, in memory that does not grow with records.
+    """Writes the index of a journal into its folder, in memory that does not grow with records.
     Raises OSError.
     """
     with disk.scratch_file(folder) as file:
@@ -267,7 +267,7 @@ def write(
 def _fill(
     builder: _Builder, journal: Bytes | FileBlocks, tell: Callable[[int, int], None] | None
 ) -> Damage | None:
-    """Add all lines of a journal; what ended them early."""
+    """Adds all lines of a journal; returns what ended them early."""
     damage = None
     entries = journal_file.read(journal)
     lines = 0
@@ -292,8 +292,8 @@ def _fill(
 
 
 def _first_wrong(batch: list[Entry], records: int, lines: int) -> tuple[int, Damage]:
-    """Position of the wrong line in a doubtful batch, and what is wrong. records, lines: counts
-    before the batch.
+    """Returns the position of the wrong line in a doubtful batch, and what is wrong. records,
+    lines: counts before the batch.
     """
     for position, (line, start, _) in enumerate(batch):
         reason = ""
@@ -343,7 +343,7 @@ def _wrong_call(call: Call, records: int) -> str:
 
 
 def _place(place: Elements | None) -> tuple[int, int, int, int, int, int]:
-    """(elements, shard, offset, nbytes, base, axis)."""
+    """Returns (elements, shard, offset, nbytes, base, axis)."""
     if place is None:
         return NONE, -1, 0, 0, -1, -1
     if type(place) is Kept:
@@ -375,7 +375,9 @@ def _is_digest(text: str) -> bool:
 
 
 def _positions(ids: Column, values: Column) -> Column:
-    """Position in `ids` of every value, -1 where it is missing (a parent that never ended)."""
+    """Returns the position in `ids` of every value, -1 where it is missing (a parent that never
+    ended).
+    """
     if ids.size == 0:
         return values
     if np.array_equal(ids, np.arange(ids.size)):

@@ -39,7 +39,9 @@ MAX_LINE_BYTES = 256 << 20
 
 
 def in_words(value: object) -> str:
-    """What a value that is not JSON is written as: its repr, or its type when it has none."""
+    """Returns the text that replaces a value that is not JSON: its repr, or its type when it has
+    none.
+    """
     try:
         return repr(value)
     except Exception:  # noqa: BLE001 - a repr of the user's may raise anything
@@ -50,8 +52,9 @@ encoder = msgspec.json.Encoder(enc_hook=in_words)  # the writer never fails on a
 
 
 def settled(line: Line) -> Line | msgspec.Raw:
-    """What waits for its turn in the journal in place of a line: its text as of now, or itself
-    where nothing can change it any more, as of a record. What JSON cannot hold raises.
+    """Returns what waits in the queue of the journal in place of a line: its encoded text, or the
+    value itself where nothing can change it any more, such as a record. Raises for a value that
+    JSON cannot hold.
     """
     if isinstance(line, Call):
         if not line.arguments:
@@ -67,7 +70,7 @@ def settled(line: Line) -> Line | msgspec.Raw:
 
 
 def encoded(lines: list[Line | msgspec.Raw]) -> bytes:
-    """The text of lines. A text in them that is not Unicode is written with escapes."""
+    """Returns the text of lines. Text in them that is not valid Unicode is written with escapes."""
     try:
         return encoder.encode_lines(lines)
     except UnicodeEncodeError:
@@ -93,8 +96,8 @@ def _without_surrogates(value: Any) -> Any:
 
 
 def _writable(call: Call) -> Call:
-    """The call with arguments that JSON can hold: inf and nan, which msgspec writes as null, by
-    their names; a value that is nested too deeply by its repr.
+    """Returns the call with arguments that JSON can hold: inf and nan, which msgspec writes as
+    null, by their names; a value that is nested too deeply by its repr.
     """
     try:
         return call if _is_json(call.arguments) else _with_arguments(call, _as_json(call.arguments))
@@ -103,7 +106,7 @@ def _writable(call: Call) -> Call:
 
 
 def _in_plain_words(call: Call) -> Call:
-    """The call with the repr of each argument."""
+    """Returns the call with the repr of each argument."""
     words = {
         str(k): in_words(v).encode("ascii", "backslashreplace").decode()
         for k, v in call.arguments.items()
@@ -139,8 +142,8 @@ def _as_json(value: Any) -> Any:
 
 
 class Entry(NamedTuple):
-    """A line of the journal: its value (None for a kind of line this version does not know) and
-    where it starts and ends.
+    """A line of the journal: its value (None for a kind of line this version does not know) and its
+    start and end.
     """
 
     line: Line | None
@@ -149,8 +152,8 @@ class Entry(NamedTuple):
 
 
 class Damage(Exception):
-    """The journal cannot be understood from `byte` on. torn: only the last line was cut off, as by
-    a kill.
+    """The journal is unreadable from `byte` on. torn: only the last line is incomplete, as after a
+    kill.
     """
 
     def __init__(self, byte: int, line: int, reason: str, *, torn: bool) -> None:
@@ -159,7 +162,7 @@ class Damage(Exception):
 
 
 def read(journal: Bytes | FileBlocks) -> Iterator[Entry]:
-    """The lines in order. Raises Damage at the first one that is not whole, after yielding all
+    """Yields the lines in order. Raises Damage at the first incomplete one, after yielding all
     before it.
     """
     for number, (raw, start, end, whole) in enumerate(_lines(journal), start=1):
@@ -188,7 +191,9 @@ def _is_of_the_future(raw: bytes) -> bool:
 
 
 def _lines(journal: Bytes | FileBlocks) -> Iterator[tuple[bytes, int, int, bool]]:
-    """(text without its newline, start, start of the next line, whether there was a newline)."""
+    """Yields (text without its newline, start, start of the next line, whether there was a
+    newline).
+    """
     start = 0
     while start < journal.size:
         size = _CHUNK

@@ -1,5 +1,5 @@
-"""What each line of a journal says, in one number that two runs can be compared by, and what marks
-a call as a special one: columns of the index, so that neither is read line by line again.
+"""Digests of the lines of a journal, which two runs are compared by, and marks of special calls;
+both are columns of the index, so that no journal is read line by line again.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from whence.store.journal import Damage, Entry
 from whence.store.shards import Bytes
 
 KINDS = ("other", "module", "operator", "label", "graph", "region")
-"""Kinds of calls; the column `call_kind` holds places in this."""
+"""Kinds of calls; the column `call_kind` holds indices into it."""
 _CODES = {kind: code for code, kind in enumerate(KINDS)}
 _BATCH = 2048  # lines whose Structs are alive at once
 _TIMING_NOTE = "programs"  # the note that says in how much time programs were recorded
 
 
 class Says(enum.IntFlag):
-    """What else a call says of itself: bits of the column `call_says`."""
+    """Further properties of a call: bits of the column `call_says`."""
 
     PROGRAM = 1
     ARGUMENTS = 2
@@ -39,9 +39,9 @@ class Says(enum.IntFlag):
 
 
 def columns(batch: Sequence[Entry], journal: Bytes | FileBlocks) -> dict[str, Any]:
-    """`line_digest`, `call_kind` and `call_says` of some lines.
+    """Returns `line_digest`, `call_kind` and `call_says` of some lines.
 
-    A digest is the xxh3_64 of what a line says but for times, and 0 for a record, whose tensor has
+    A digest is the xxh3_64 of a line's content without times, and 0 for a record, whose tensor has
     columns of its own.
     """
     calls = [e.line for e in batch if type(e.line) is Call]
@@ -60,7 +60,7 @@ def columns(batch: Sequence[Entry], journal: Bytes | FileBlocks) -> dict[str, An
 
 
 def of_journal(journal: Bytes, lines: int) -> Mapping[str, np.ndarray[Any, np.dtype[Any]]]:
-    """The same of the first `lines` lines of a journal whose index lacks them."""
+    """Returns the same columns for the first `lines` lines of a journal whose index lacks them."""
     parts: dict[str, list[Any]] = {"line_digest": [], "call_kind": [], "call_says": []}
     entries = islice(journal_file.read(journal), lines)
     while batch := _next(entries):
@@ -80,7 +80,9 @@ def _next(entries: Iterator[Entry]) -> list[Entry]:
 
 
 def _of_calls(calls: list[Call]) -> Iterator[bytes | None]:
-    """The text of each call without its time; None where a text in one is not Unicode."""
+    """Returns the text of each call without its time; None where a text in one is not valid
+    Unicode.
+    """
     for call in calls:
         msgspec.structs.force_setattr(call, "seconds", 0.0)
     try:

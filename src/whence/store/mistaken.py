@@ -1,4 +1,4 @@
-"""What a path is that somebody took for a run, by the names of what lies there."""
+"""Describes a path that a user took for a run, by the names of the files there."""
 
 from __future__ import annotations
 
@@ -12,7 +12,9 @@ _MOST = 4
 
 
 def what_instead(path: str | Path) -> str:
-    """ "is a comparison, not a run: ..." and what to give instead; "" where nothing is known."""
+    """Returns "is a comparison, not a run: ..." and what to give instead; "" for an
+    unknown path.
+    """
     place = Path(path)
     if is_run(place):
         return ""
@@ -29,7 +31,7 @@ def what_instead(path: str | Path) -> str:
 
 
 def is_a_comparison(place: str | Path) -> str:
-    """As `what_instead`, of a path or URL where a comparison lies."""
+    """Whether a path or URL holds a comparison."""
     return (
         f"is a comparison, not a run: `whence report {place}` shows it; where a run is wanted, "
         "give one of the two that were compared"
@@ -37,7 +39,7 @@ def is_a_comparison(place: str | Path) -> str:
 
 
 def runs_in(folder: Path) -> list[str]:
-    """Names of the runs that lie directly in a folder."""
+    """Returns the names of the runs directly in a folder."""
     try:
         return sorted(file.parent.name for file in folder.glob(f"*/{RUN}") if is_run(file.parent))
     except OSError:

@@ -1,5 +1,5 @@
-"""Pack a run: its shards become small, as steps from those of a reference run. Everything else of
-it stays byte for byte, and so do the shards once they are unpacked.
+"""Packs a run: its shards are stored as steps from those of a reference run. All other files stay
+byte for byte, and unpacking restores the shards byte for byte.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ _PACKED_SHARD = re.compile(r"shard-(\d{5,})\.packed")
 
 
 class Packed(msgspec.Struct, frozen=True):
-    """What packing a run came to. nbytes, packed_nbytes: of its shards before and after."""
+    """The result of packing a run. nbytes, packed_nbytes: of its shards before and after."""
 
     path: str
     nbytes: int
@@ -67,8 +67,8 @@ def is_packed(path: str | Path) -> bool:
 
 
 def packing_state(run: StoredRun) -> PackingState | None:
-    """How an opened run is packed; None where it is not. Raises UnreadableRun where what it says of
-    that is damaged.
+    """Returns how an opened run is packed; None where it is not. Raises UnreadableRun where
+    packed.json is damaged.
     """
     folder = run.readers[0].folder.parent
     packing = load_packing(folder)
@@ -93,7 +93,7 @@ def packing_state(run: StoredRun) -> PackingState | None:
 
 
 def refuse_packed(path: Path, what: str) -> None:
-    """Raise UsageError where a run is packed, and `what` cannot be done with it."""
+    """Raises UsageError where a run is packed, and `what` cannot be done with a packed run."""
     if is_packed(path):
         raise UsageError(f"{path} is packed and cannot be {what}: whence unpack {path} -o RUN")
 
@@ -106,12 +106,13 @@ def pack(
     partners: Column | None = None,
     tell: Tell | None = None,
 ) -> Packed:
-    """Write a run packed to the new folder `out`.
+    """Writes a run packed to the new folder `out`.
 
-    partners: of every record the record of `reference` that is nearest to it, -1 for none; where
-    both have as many bytes, the smallest of steps from it, its bytes compressed, and its bytes as
-    they are is kept. Every piece is decoded again and compared by hash before `out` stands. Raises
-    UsageError (packed already, or still written), OutputExists, StoreFailed, MissingDependency.
+    partners: for every record the nearest record of `reference`, -1 for none. The smallest of three
+    forms is kept: steps from the partner (where both have as many bytes), compressed bytes, plain
+    bytes. Every piece is decoded again and compared by hash before `out` is complete. Raises
+    UsageError (packed already, or still being written), OutputExists, StoreFailed,
+    MissingDependency.
     """
     source, final = Path(run.path), Path(out)
     refuse_packed(source, "packed again")
@@ -149,11 +150,11 @@ def pack(
 
 
 def unpack(path: str | Path, out: str | Path, *, reference: str | Path | None = None) -> Packed:
-    """Write a packed run as it was to the new folder `out`, every file byte for byte (without the
+    """Writes a packed run as it was to the new folder `out`, every file byte for byte (without the
     elements that were not kept).
 
-    reference: where the run lies that it is packed against, if it was moved. Raises UsageError
-    (not packed), OutputExists, UnreadableRun (the reference is another one, or a piece is damaged),
+    reference: path of the run that it is packed against, if it was moved. Raises UsageError (not
+    packed), OutputExists, UnreadableRun (the reference is another run, or a piece is damaged),
     StoreFailed, MissingDependency.
     """
     source, final = Path(path), Path(out)
@@ -187,8 +188,8 @@ def unpack(path: str | Path, out: str | Path, *, reference: str | Path | None = 
 
 
 def relocate(path: str | Path, reference: str | Path) -> None:
-    """Tell a packed run where the run lies that it is packed against. Raises UsageError,
-    UnreadableRun (it is another one), StoreFailed.
+    """Sets the path of the run that a packed run is packed against. Raises UsageError,
+    UnreadableRun (it is another run), StoreFailed.
     """
     run, place = Path(path), Path(reference)
     packing = _packing_of(run)
@@ -224,7 +225,7 @@ def _found(run: Path, packing: Packing, reference: str | Path | None) -> PackedR
 
 
 def _check_is(packing: Packing, run: Path, place: Path) -> None:
-    """Raise UnreadableRun where another run lies at `place` than the one that is meant."""
+    """Raises UnreadableRun where the run at `place` is not the expected one."""
     assert packing.reference is not None
     if why := difference(packing.reference, place):
         raise UnreadableRun(
@@ -267,14 +268,14 @@ def _packed_of(run: Path) -> Callable[[str, list[str]], set[str]]:
 
 
 def _matching(run: Path, pattern: re.Pattern[str], folder: str, names: list[str]) -> set[str]:
-    """Names in a folder of the run that are not copied."""
+    """Returns names in a folder of the run that are not copied."""
     if Path(folder) == run:
         return {PACKED} & set(names)
     return {name for name in names if Path(folder).parent == run and pattern.fullmatch(name)}
 
 
 class _Bases:
-    """Where the partner of each record lies in the reference."""
+    """The positions of each record's partner in the reference."""
 
     def __init__(self, reference: StoredRun | None, partners: Column | None) -> None:
         self._reference = reference if partners is not None else None
@@ -283,7 +284,7 @@ class _Bases:
         self._firsts = [reader.record_base for reader in self._readers]
 
     def base(self, record: int, nbytes: int) -> Base | None:
-        """The place of the partner's bytes, where it has as many."""
+        """Returns the position of the partner's bytes, where it has as many."""
         partner = int(self._partners[record]) if self._partners is not None else -1
         if partner < 0 or not self._readers:
             return None
@@ -296,7 +297,7 @@ class _Bases:
         return process, int(columns["shard"][local]), int(columns["offset"][local])
 
     def piece(self, base: Base, nbytes: int) -> Bytes:
-        """Those bytes. Raises ElementsMissing."""
+        """Returns those bytes. Raises ElementsMissing."""
         return self._readers[base[0]].shard(base[1]).data(base[2], nbytes)
 
     def identity(self, packed: Path) -> ReferenceIdentity | None:
@@ -307,7 +308,7 @@ class _Bases:
 
 
 def _pack_process(reader: ProcessReader, folder: Path, bases: _Bases) -> tuple[int, int]:
-    """Pack the shards of one process into its copied folder. Returns bytes before and after."""
+    """Packs the shards of one process into its copied folder. Returns bytes before and after."""
     after = 0
     for shard in _shards(reader.folder, reader.index, _Pieces(reader, bases).at):
         file = folder / packed_name(shard.number)
@@ -323,13 +324,13 @@ def _pack_process(reader: ProcessReader, folder: Path, bases: _Bases) -> tuple[i
 
 
 class _Pieces:
-    """Makes the pieces of a process from its records."""
+    """Builds the pieces of a process from its records."""
 
     def __init__(self, reader: ProcessReader, bases: _Bases) -> None:
         self._reader, self._bases = reader, bases
 
     def at(self, record: int, offset: int) -> Piece:
-        """The stored bytes of a record, at a place of a shard."""
+        """Returns the stored bytes of a record, at a position of a shard."""
         reader, columns = self._reader, self._reader.index.columns
         nbytes = int(columns["nbytes"][record])
         return Piece(
@@ -342,7 +343,7 @@ class _Pieces:
 
 
 def _width(index: Index, record: int, nbytes: int) -> int:
-    """Bytes of one real number of a record."""
+    """Returns the bytes of one real number of a record."""
     dtype = DTYPES.get(index.names[index.columns["dtype"][record]])
     if dtype is None:
         return 1
@@ -351,11 +352,11 @@ def _width(index: Index, record: int, nbytes: int) -> int:
 
 
 _At = Callable[[int, int], Piece]
-"""Makes the piece of a record at an offset."""
+"""Returns the piece of a record at an offset."""
 
 
 class ShardPlan(NamedTuple):
-    """One shard that is packed: its header area, and the pieces in its data area."""
+    """One shard to be packed: its header area, and the pieces in its data area."""
 
     number: int
     head: Bytes
@@ -364,8 +365,8 @@ class ShardPlan(NamedTuple):
 
 
 def _shards(folder: Path, index: Index, at: _At) -> Iterator[ShardPlan]:
-    """The shards of a process folder. What lies between the tensors is a piece of its own, unless
-    it is a few zeros.
+    """Yields the shards of a process folder. Bytes between the tensors form a piece of their own,
+    unless they are a few zeros.
     """
     stored = _stored(index)
     columns = index.columns
@@ -402,6 +403,6 @@ def _gap(data: Bytes, start: int, stop: int) -> list[Piece]:
 
 
 def _stored(index: Index) -> Column:
-    """Records whose elements lie in shards and have bytes."""
+    """Returns the records whose elements are in shards and have bytes."""
     columns = index.columns
     return np.flatnonzero(np.isin(columns["elements"], (KEPT, INCREMENT)) & (columns["nbytes"] > 0))

@@ -1,6 +1,4 @@
-"""The run that another one is packed against: where it is looked for, and whether it is still that
-run.
-"""
+"""The run that another one is packed against: its path, and a check that it is still that run."""
 
 from __future__ import annotations
 
@@ -21,8 +19,8 @@ _PART_BYTES = 8 << 20
 
 
 class ProcessIdentity(msgspec.Struct, frozen=True):
-    """What tells one process folder of a run from any other: the first `journal_bytes` of its
-    journal have this xxh3_128. The journal holds the hash of every tensor.
+    """Identifies one process folder of a run: the first `journal_bytes` of its journal have this
+    xxh3_128. The journal holds the hash of every tensor.
     """
 
     folder: str
@@ -41,7 +39,7 @@ class ReferenceIdentity(msgspec.Struct, frozen=True):
 
     @property
     def short(self) -> str:
-        """A few digits that name the run in sentences."""
+        """Returns a few digits that identify the run in messages."""
         return self.processes[0].journal[:12] if self.processes else ""
 
 
@@ -69,7 +67,7 @@ class PackingState(msgspec.Struct, frozen=True):
 
 
 def load_packing(run: Path) -> Packing | None:
-    """How a run is packed; None where it is not. Raises UnreadableRun."""
+    """Returns how a run is packed; None where it is not. Raises UnreadableRun."""
     file = run / PACKED
     if not file.exists():
         return None
@@ -89,13 +87,13 @@ def load_packing(run: Path) -> Packing | None:
 
 
 def save_packing(run: Path, packing: Packing) -> None:
-    """Write packed.json. Raises OSError."""
+    """Writes packed.json. Raises OSError."""
     disk.write_file(run / PACKED, indented(msgspec.to_builtins(packing)))
 
 
 def identify(reference: Path, folders: list[tuple[str, int]], packed: Path) -> ReferenceIdentity:
-    """The identity of a run. folders: names of its process folders, and how many bytes of their
-    journals count. Raises OSError.
+    """Returns the identity of a run. folders: names of its process folders -> bytes of their
+    journals that count. Raises OSError.
     """
     return ReferenceIdentity(
         str(reference.resolve()),
@@ -108,7 +106,7 @@ def identify(reference: Path, folders: list[tuple[str, int]], packed: Path) -> R
 
 
 def difference(identity: ReferenceIdentity, place: Path) -> str:
-    """Why the run at a place is not the one that is meant; "" where it is."""
+    """Returns why the run at a path is not the expected one; "" where it is."""
     if not place.is_dir():
         return "there is nothing"
     for process in identity.processes:
@@ -133,14 +131,16 @@ class PackedReference:
         self._shards: dict[tuple[int, int], Shard] = {}
 
     def found(self) -> tuple[Path | None, str]:
-        """Where the reference lies; None, and where it was looked for, if it was not found."""
+        """Returns the path of the reference; None, and where it was searched, if it was
+        not found.
+        """
         if self._folders is None and not self._problem:
             self._find()
         return (self._folders[0].parent if self._folders else None), self._problem
 
     def piece(self, base: Base, nbytes: int) -> Bytes:
-        """So many bytes of a shard of the reference. Raises ElementsMissing, saying where the
-        reference was looked for and what it has to be.
+        """Returns `nbytes` of a shard of the reference. Raises ElementsMissing that says where the
+        reference was searched and what it has to be.
         """
         if self._folders is None and not self._problem:
             self._find()
@@ -180,7 +180,9 @@ class PackedReference:
 
 
 def _hash(file: Path, nbytes: int) -> str:
-    """xxh3_128 of the first bytes of a file. Raises OSError, ValueError where it has fewer."""
+    """Returns the xxh3_128 of the first bytes of a file. Raises OSError, ValueError where it has
+    fewer.
+    """
     data = map_file(file)
     if not 0 <= nbytes <= data.size:
         raise ValueError(f"{data.size} bytes of journal, {nbytes} are expected")

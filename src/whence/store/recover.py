@@ -1,5 +1,5 @@
-"""Finish what a killed writer left: headers of its shards, a journal without a torn end, an
-index.
+"""Completes what a killed writer left unfinished: headers of its shards, a journal with a torn end,
+an index.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Recovered(msgspec.Struct, frozen=True):
     """Result of recovering one process folder.
 
     records: readable now. finished: shards whose header was written. lost: records whose elements
-    are behind the end of their file. cut_bytes: of the journal, behind its last complete line.
+    are beyond the end of their file. cut_bytes: of the journal, after its last complete line.
     """
 
     folder: str
@@ -56,11 +56,11 @@ class Recovered(msgspec.Struct, frozen=True):
 
 
 def recover(path: str | Path, *, force: bool = False) -> tuple[Recovered, ...]:
-    """Make every shard of the run a valid safetensors file, and its indexes, from the journals.
-    Doing it twice changes nothing.
+    """Makes every shard of the run a valid safetensors file, and builds its indexes, from the
+    journals. A second call changes nothing.
 
-    Bytes behind the last journalled tensor are cut off. A part of a journal that is damaged (not
-    merely torn) is moved to journal.damaged. Raises StoreFailed when a process still writes (of
+    Bytes after the last journalled tensor are cut off. A part of a journal that is damaged (not
+    merely torn) is moved to journal.damaged. Raises StoreFailed when a process still writes (on
     another host: wrote within the last minute; unless `force`) or the medium refuses, UnreadableRun
     when there is no run.
     """
@@ -77,7 +77,9 @@ def recover(path: str | Path, *, force: bool = False) -> tuple[Recovered, ...]:
 
 
 def writable_folders(run: Path, *, force: bool) -> list[tuple[Path, ProcessInfo]]:
-    """The process folders of a run that may be changed now. Raises StoreFailed when one may not."""
+    """Returns the process folders of a run that may be changed now. Raises StoreFailed when one may
+    not.
+    """
     folders = []
     for folder in sorted(process_folders(run)):
         if folder.is_symlink():
@@ -109,7 +111,7 @@ def is_written(run: Path) -> bool:
 
 
 def recover_process(folder: Path, process: ProcessInfo) -> Recovered:
-    """Recover one process folder. Raises OSError, StoreFailed."""
+    """Recovers one process folder. Raises OSError, StoreFailed."""
     journal = map_file(folder / JOURNAL)
     index = load_index(folder, journal.size)
     fresh = index is None
@@ -142,7 +144,7 @@ def recover_process(folder: Path, process: ProcessInfo) -> Recovered:
 
 
 def _shards(folder: Path, index: Index) -> list[int]:
-    """Numbers of the shard files that are there."""
+    """Returns the numbers of the existing shard files."""
     numbers = set(np.unique(index.columns["shard"]).tolist())
     for file in folder.glob("shard-*.safetensors"):
         digits = file.name[len("shard-") : -len(".safetensors")]
@@ -152,8 +154,8 @@ def _shards(folder: Path, index: Index) -> list[int]:
 
 
 def _finish(folder: Path, number: int, process: ProcessInfo, index: Index) -> tuple[bool, int]:
-    """Write the header of one shard unless it is right already. Returns (written, records that lie
-    behind its end).
+    """Writes the header of one shard unless it is correct already. Returns (whether it was written,
+    records beyond its end).
     """
     file = folder / shard_name(number)
     _refuse_link(file)
@@ -178,8 +180,8 @@ def _finish(folder: Path, number: int, process: ProcessInfo, index: Index) -> tu
 
 
 def _header(index: Index, number: int, data_bytes: int) -> tuple[Header, int]:
-    """Header of a shard from the journal; records that share the place of an earlier one are not
-    named again.
+    """Returns the header of a shard from the journal; records at the position of an earlier one are
+    not named again.
     """
     columns = index.columns
     header = Header()
@@ -206,8 +208,8 @@ def _header(index: Index, number: int, data_bytes: int) -> tuple[Header, int]:
 
 
 def _is_finished(file: Path, reserved: int, end: int) -> bool:
-    """Whether a shard has a header that covers it, as a clean end leaves it. It may name padding at
-    the end.
+    """Whether a shard has a header that covers it, as after a clean end. It may name padding at the
+    end.
     """
     try:
         data = map_file(file)

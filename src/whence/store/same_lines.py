@@ -1,4 +1,4 @@
-"""Do two runs on disk say the same? Told from the columns of their indexes."""
+"""Tells from the columns of their indexes whether two runs on disk have equal content."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from whence.store.reader import StoredRun
 
 
 def say_the_same(reference: StoredRun, target: StoredRun) -> bool:
-    """Do both runs hold the same calls, programs, notes and steps, line by line, and tensors of
-    equal dtype, shape and hash?
+    """Whether both runs hold the same calls, programs, notes and steps, line by line, and tensors
+    of equal dtype, shape and hash.
 
-    How long calls and the recording of programs took may differ, when collectives were issued, and
-    where and how elements are kept. A tensor whose hash was not taken equals none, and a damaged
-    journal no other.
+    Durations of calls and of program recording may differ, as may the times of collectives and
+    where and how elements are stored. A tensor whose hash was not taken equals no other, and
+    neither does a damaged journal.
     """
     sides = reference.readers, target.readers
     return len(sides[0]) == len(sides[1]) and all(
@@ -24,8 +24,8 @@ def say_the_same(reference: StoredRun, target: StoredRun) -> bool:
 
 
 def differing_tensors(reference: StoredRun, target: StoredRun) -> npt.NDArray[np.bool_] | None:
-    """Which tensors differ in their hash, of two runs of one process each that otherwise say the
-    same as `say_the_same` has it; None where they do not.
+    """Returns which tensors differ in their hash, of two runs of one process each that are
+    otherwise equal as in `say_the_same`; None where they are not.
     """
     if not len(reference.readers) == len(target.readers) == 1:
         return None
@@ -46,7 +46,7 @@ def _say_the_same(a: ProcessReader, b: ProcessReader) -> bool:
 
 
 def _are_sound(*readers: ProcessReader) -> bool:
-    """Is no journal damaged, and was the hash of every tensor taken?"""
+    """Whether no journal is damaged and the hash of every tensor was taken."""
     digests = [reader.index.columns["hash"] for reader in readers]
     return all(reader.index.damage is None for reader in readers) and all(
         np.logical_or(hashes[:, 0], hashes[:, 1]).all() for hashes in digests
@@ -60,7 +60,7 @@ def _have_equal_lines(a: ProcessReader, b: ProcessReader) -> bool:
 
 
 def _have_equal_forms(a: ProcessReader, b: ProcessReader) -> bool:
-    """Are all tensors of equal dtype and shape?"""
+    """Whether all tensors have equal dtype and shape."""
     columns, others = a.index.columns, b.index.columns
     if not all(np.array_equal(columns[name], others[name]) for name in ("shape", "shape_at")):
         return False

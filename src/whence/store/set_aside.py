@@ -1,4 +1,4 @@
-"""A run that another one replaces, kept beside it until that one holds something."""
+"""Keeps a run that another one replaces until the new one holds something."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from whence.store.folder import RUN, is_run, process_folders
 
 
 class SetAside:
-    """The files of the run at `path` in the folder PATH.replaced. also: names of further files that
-    belong to the run. Raises StoreFailed, and leaves the run where it was.
+    """The files of the run at `path`, moved to the folder PATH.replaced. also: names of further
+    files that belong to the run. Raises StoreFailed, and leaves the run at its place.
 
-    Nothing is set aside without `force`, where there is no run, or something else beside it. A
-    process that is killed leaves PATH.replaced, which is a run; one that is there already stays,
-    and what lies at `path`, which began after it, is not set aside.
+    Nothing is moved without `force`, where there is no run, or where something else lies beside it.
+    A killed process leaves PATH.replaced, which is a run; an existing one stays, and the run at
+    `path`, which began after it, is then not moved.
     """
 
     def __init__(self, path: str | Path, *, also: Collection[str] = (), force: bool = True) -> None:
@@ -44,8 +44,8 @@ class SetAside:
             ) from error
 
     def keep(self, *, in_its_place: bool) -> str:
-        """Keep it, where it was (as far as that goes) or where it lies. Returns that folder, ""
-        where there is no run.
+        """Keeps the old run: moves it back if possible, else leaves it in PATH.replaced. Returns
+        its folder, "" where there is no run.
         """
         if not self._names:
             return ""
@@ -64,7 +64,7 @@ class SetAside:
         self._place.rmdir()
 
     def delete(self) -> None:
-        """Delete it, as far as that goes, unless it is kept."""
+        """Deletes the old run, as far as possible, unless it is kept."""
         if self._names:
             with contextlib.suppress(OSError):
                 shutil.rmtree(self._place)

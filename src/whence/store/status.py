@@ -1,5 +1,5 @@
-"""status.json: how the writing of one process ended. 4 KB of real bytes from the start, so that it
-can be told on a full disk.
+"""status.json: how the writing of one process ended. It occupies 4 KB of real bytes from the start,
+so that it can be rewritten on a full disk.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ ENDS = RUNNING, CLEAN, FAILED, RECOVERED = "running", "clean", "failed", "recove
 
 
 class Ended(msgspec.Struct, frozen=True):
-    """How the writing of one process ended. lines, journal: of its journal at a clean end how many
-    lines it has, -1 where that is not said, and its hash (`xxh3_128`), "" where not.
+    """How the writing of one process ended. lines, journal: number of lines and `xxh3_128` of its
+    journal at a clean end; -1 and "" where they are not stated.
     """
 
     ended: str
@@ -34,7 +34,7 @@ class Ended(msgspec.Struct, frozen=True):
 
 
 def write_status(folder: Path, status: Ended) -> None:
-    """Overwrite the status in place (allocating nothing once it exists). Raises OSError."""
+    """Overwrites the status in place (allocating nothing once it exists). Raises OSError."""
     fd = disk.system.open(folder / STATUS, os.O_CREAT | os.O_RDWR, 0o600)
     try:
         disk.write_all(contextlib.nullcontext(fd), _padded(msgspec.structs.asdict(status)), 0)
@@ -43,13 +43,13 @@ def write_status(folder: Path, status: Ended) -> None:
 
 
 def leave_status(folder: Path, status: Ended) -> None:
-    """`write_status` as a last word: a medium that no longer takes it is not reported again."""
+    """Calls `write_status` and ignores a failure: the medium's error has been reported already."""
     with contextlib.suppress(OSError):
         write_status(folder, status)
 
 
 def read_status(folder: Path) -> Ended:
-    """One of `ENDS`, with the error; "running" when there is none or it cannot be understood."""
+    """Returns one of `ENDS`, with the error; "running" when there is none or it is unreadable."""
     try:
         fields = load_json(folder / STATUS)
         status = msgspec.convert({"error": None, **fields}, Ended)
@@ -59,7 +59,7 @@ def read_status(folder: Path) -> Ended:
 
 
 def failure_text(where: Path, records: int, error: OSError) -> str:
-    """Why a run cannot be written on after so many records, and what to do."""
+    """Returns why a run cannot be continued after so many records, and what to do."""
     file = error.filename
     return (
         f"cannot write the run {where}: {error.strerror or error}"

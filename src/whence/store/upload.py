@@ -1,5 +1,5 @@
-"""Copies a run to an object store, while it is written or afterwards. At any moment what is in the
-store can be opened: shards go first, the journal that speaks of them behind them.
+"""Copies a run to an object store, while it is written or afterwards. The copy can be opened at any
+moment: shards are uploaded before the journal that refers to them.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _LAST = (JOURNAL, INDEX, STATUS)
 
 
 class Upload:
-    """The upload of one run. Raises OutputExists where a run lies at the URL already (unless
+    """The upload of one run. Raises OutputExists where a run exists at the URL already (unless
     `force`), StoreFailed where the store cannot be reached.
     """
 
@@ -45,13 +45,13 @@ class Upload:
             raise StoreFailed(str(error)) from error
 
     def start(self) -> None:
-        """Upload what is complete from now on, in a thread beside the run that is written."""
+        """Starts a thread that uploads complete files while the run is written."""
         self._thread = threading.Thread(target=self._regularly, name="whence-upload", daemon=True)
         self._thread.start()
 
     def finish(self) -> int:
-        """Upload the rest of a run that has ended, and return how many files the store now has of
-        it. Raises StoreFailed: what is missing lies in the local run still.
+        """Uploads the rest of a run that has ended, and returns how many of its files the store now
+        has. Raises StoreFailed: the missing files are still in the local run.
         """
         self._stop.set()
         if self._thread is not None:
@@ -67,12 +67,12 @@ class Upload:
 
     def _regularly(self) -> None:
         while not self._stop.wait(EVERY_S):
-            # Tried again in the next round; what is still missing at the end is told there.
+            # Retried in the next round; `finish` reports the files still missing at the end.
             with contextlib.suppress(Failed, OSError):
                 self._round()
 
     def _round(self) -> None:
-        """Upload the shards that are complete, and the journals as far as they speak of these."""
+        """Uploads the complete shards, and the journals as far as they refer to these."""
         for folder in sorted(process_folders(self.run)):
             shards = self._shards(folder)
             for number, file in shards[:-1]:
@@ -83,7 +83,7 @@ class Upload:
                     self._journal_before(folder, number + 1)
 
     def _head(self, folder: Path) -> None:
-        """What makes a folder of the store a run."""
+        """Uploads the files that make a folder of the store a run."""
         self._put(self.run / RUN)
         for name in (PROCESS, STATUS):
             self._put(folder / name)
@@ -99,7 +99,7 @@ class Upload:
             self._place.write(self._name(file), text[:end])
 
     def _rest(self) -> None:
-        """Everything, the journals behind the shards, and how it ended behind these."""
+        """Uploads everything: shards, then the journals, then how it ended."""
         folders = sorted(process_folders(self.run))
         for folder in folders:
             for _, file in self._shards(folder):
@@ -117,7 +117,7 @@ class Upload:
         self._put(self.run / RUN, again=True)
 
     def _put(self, file: Path, *, again: bool = False) -> bool:
-        """Upload a file, unless that was done; whether it was now."""
+        """Uploads a file, unless that was done before; returns whether it did."""
         name = self._name(file)
         if name in self._done and not again:
             return False
@@ -134,6 +134,6 @@ class Upload:
 
 
 def delete_spool(run: Path) -> None:
-    """Delete the local folder of a run that was uploaded."""
+    """Deletes the local folder of a run that was uploaded."""
     if is_run(run):
         shutil.rmtree(run, ignore_errors=True)
