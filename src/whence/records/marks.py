@@ -91,7 +91,7 @@ _BEFORE = (
 
 
 def mark(kind: Mark, value: object = "") -> str:
-    """The text of a note, with its value."""
+    """Returns the text of a note, with its value."""
     return f"{value}{kind}" if kind in _BEHIND else f"{kind}{value}"
 
 
@@ -104,12 +104,12 @@ def _is(kind: Mark, note: str) -> bool:
 
 
 def has_mark(noted: Call | Program, kind: Mark) -> bool:
-    """Does one of its notes say this?"""
+    """Whether one of the notes of a call has this mark."""
     return bool(noted.notes) and any(_is(kind, note) for note in noted.notes)
 
 
 def mark_values(noted: Call | Program, kind: Mark) -> list[str]:
-    """The values of all its notes that say this."""
+    """Returns the values of all its notes with this mark."""
     notes = [note for note in noted.notes if _is(kind, note)]
     if kind in _BEHIND:
         return [note.removesuffix(kind) for note in notes]
@@ -119,13 +119,15 @@ def mark_values(noted: Call | Program, kind: Mark) -> list[str]:
 
 
 def taken_parameters(call: Call) -> list[tuple[str, str]]:
-    """(name, place) of the parameters that an operator of a graph takes, as its notes say."""
+    """Returns (name, place) of the parameters that an operator of a graph reads, according to its
+    notes.
+    """
     parts = (value.rpartition(" as ") for value in mark_values(call, Mark.TAKES))
     return [(name, place) for name, _, place in parts]
 
 
 def mark_value(noted: Call | Program, kind: Mark) -> str:
-    """The value of the first note that says this, "" without one."""
+    """Returns the value of the first note with this mark, "" without one."""
     return next(iter(mark_values(noted, kind)), "")
 
 
@@ -137,7 +139,7 @@ class EngineModel(StrEnum):
 
 
 class NoProgram(StrEnum):
-    """How a reason why a call has no program begins, where code asks for it."""
+    """Prefixes of the reasons why a call has no program, for code that tests them."""
 
     COMPILED = "compiled"
     RUNS_COMPILED = "runs compiled"
@@ -156,69 +158,73 @@ EMPTY_IS_READ = (
 
 
 def reads_unwritten(call: Call) -> bool:
-    """Does the call, as far as was seen, read memory that nothing wrote?"""
+    """Whether the call, as far as recorded, reads memory that nothing wrote."""
     return call.no_program in (READS_UNWRITTEN, EMPTY_IS_READ)
 
 
 def drawn_by(call: Call) -> str:
-    """The operator by which a call draws random numbers, "" where it draws none or it is not
-    said.
+    """Returns the operator by which a call draws random numbers, "" where it draws none or none is
+    stated.
     """
     operator = call.no_program.removeprefix(NoProgram.RANDOM).partition("(")[2].rstrip(")")
     return operator if call.no_program.startswith(NoProgram.RANDOM) else ""
 
 
 def is_without_program(call: Call, *reasons: NoProgram) -> bool:
-    """Is one of these the reason why there is no program?"""
+    """Whether one of these is the reason why there is no program."""
     return call.no_program.startswith(reasons)
 
 
 def is_hidden_by_compiler(call: Call) -> bool:
-    """Was no program recorded of the call because compiled or scripted code ran?"""
+    """Whether no program of the call was recorded because compiled or scripted code ran."""
     return is_without_program(call, NoProgram.COMPILED, NoProgram.RUNS_COMPILED, NoProgram.SCRIPTED)
 
 
 def was_compiled(call: Call) -> bool:
-    """Was the call, or what it ran, compiled, as its notes or the missing program say?"""
+    """Whether the call, or code that it ran, was compiled, according to its notes or the reason for
+    the missing program.
+    """
     return is_hidden_by_compiler(call) or any(
         note.startswith(NoProgram.COMPILED) for note in call.notes
     )
 
 
 def hidden_inside(call: Call) -> str:
-    """The note of a call whose inside was not seen, "" of others."""
+    """Returns the note of a call whose inner calls were not recorded, "" for any other call."""
     return call.notes[0] if call.notes and _is(Mark.HIDDEN, call.notes[0]) else ""
 
 
 def gathered(rows: str, calls: int) -> str:
-    """The note of a call that was cut from others or joined from them, row by row and token by
-    token.
+    """Returns the note of a call that was cut from others or joined from them, by rows
+    and tokens.
     """
     return mark(Mark.JOINED, f"{rows} of {calls} {'call' if calls == 1 else 'calls'}")
 
 
 def is_gathered(call: Call) -> bool:
-    """Was this call cut from others or joined from them?"""
+    """Whether this call was cut from others or joined from them."""
     return has_mark(call, Mark.JOINED)
 
 
 def of_pieces(ranks: int) -> str:
-    """The note of a joined call that worked on pieces of its tensors."""
+    """Returns the note of a joined call that worked on pieces of its tensors."""
     return mark(Mark.OF_PIECES, f"{ranks} ranks hold")
 
 
 def is_of_pieces(call: Call) -> bool:
-    """Did each rank work on pieces of this call's tensors?"""
+    """Whether each rank worked on pieces of this call's tensors."""
     return has_mark(call, Mark.OF_PIECES)
 
 
 def shown(rank: int) -> str:
-    """The note of a joined call whose tensors every rank should hold alike and does not."""
+    """Returns the note of a joined call whose tensors should be equal on all ranks and are not."""
     return mark(Mark.SHOWN_RANK, rank)
 
 
 def shown_rank(call: Call) -> str:
-    """The rank whose tensors stand for all in a call whose ranks differ; "" where they do not."""
+    """Returns the rank whose tensors represent all in a call whose ranks differ; "" where they do
+    not.
+    """
     return mark_value(call, Mark.SHOWN_RANK)
 
 
@@ -226,8 +232,8 @@ _UNPLACED = "how it lies on the ranks is not known"
 
 
 def unplaced(ranks: int) -> str:
-    """The reason of a tensor without elements: the ranks hold different ones, and nothing tells how
-    to join them.
+    """Returns the reason of a tensor without elements: the ranks hold different ones, and nothing
+    tells how to join them.
     """
     return (
         f"{_UNPLACED}: {ranks} ranks differ, and no tensor of the other run says what they "
@@ -236,8 +242,8 @@ def unplaced(ranks: int) -> str:
 
 
 def is_unplaced(record: Record) -> bool:
-    """Is this a tensor of which neither the elements nor the shape are known, since it is not known
-    how it lies on the ranks?
+    """Whether neither elements nor shape of a tensor are known, since its layout over the ranks is
+    not known.
     """
     return record.why.startswith(_UNPLACED)
 

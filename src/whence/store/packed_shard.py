@@ -45,12 +45,14 @@ Base = tuple[int, int, int]
 its process folders.
 """
 BasePiece = Callable[[Base, int], Bytes]
-"""Gives so many bytes of the reference. Raises ElementsMissing saying where it was looked for."""
+"""Returns so many bytes of the reference. Raises ElementsMissing that says where it was
+searched.
+"""
 
 
 class Piece(NamedTuple):
-    """What lies at one place of a shard. width: bytes of an element. base: where its partner
-    lies.
+    """The content of one position of a shard. width: bytes of an element. base: position of its
+    partner.
     """
 
     offset: int
@@ -61,18 +63,18 @@ class Piece(NamedTuple):
 
 
 def packed_name(shard: int) -> str:
-    """File name of a packed shard."""
+    """Returns the file name of a packed shard."""
     return f"shard-{shard:05d}.packed"
 
 
 def write_packed(
     path: Path, head: Bytes, data_bytes: int, pieces: Iterator[Piece], base_piece: BasePiece
 ) -> None:
-    """Write a packed shard: `head`, then a data area of `data_bytes` with these pieces in it, in
-    rising order.
+    """Writes a packed shard: `head`, then a data area of `data_bytes` with these pieces in it, in
+    ascending order.
 
-    Every piece is decoded again and compared with its hash before the file stands. Raises OSError,
-    ElementsMissing; ValueError when pieces overlap or lie outside.
+    Every piece is decoded again and compared with its hash before the file is complete. Raises
+    OSError, ElementsMissing; ValueError when pieces overlap or lie outside.
     """
     columns: dict[str, list[Any]] = {name: [] for name in _COLUMNS}
     columns["chunks_at"].append(0)
@@ -135,7 +137,7 @@ def _parts_of(file: Any, nbytes: int) -> Iterator[Bytes]:
 
 
 def _decoded(codec: int, frames: list[Bytes], nbytes: int, width: int, base: Bytes | None) -> Bytes:
-    """The bytes of a piece. Raises ValueError for what contradicts itself."""
+    """Returns the bytes of a piece. Raises ValueError for contradictory columns."""
     if codec == Codec.RAW:
         if len(frames) != 1 or frames[0].size != nbytes:
             raise ValueError(f"{nbytes} bytes are not there as they are")
@@ -158,8 +160,8 @@ def _decoded(codec: int, frames: list[Bytes], nbytes: int, width: int, base: Byt
 
 
 class PackedShard:
-    """A packed shard that is read as if it were the shard: opened at first use, each piece decoded
-    when it is asked for and compared with its hash.
+    """A packed shard that is read like the original shard: opened at first use, each piece decoded
+    on request and compared with its hash.
     """
 
     def __init__(self, path: Path, base_piece: BasePiece) -> None:
@@ -171,8 +173,8 @@ class PackedShard:
         self._lock = threading.Lock()
 
     def data(self, offset: int, nbytes: int) -> Bytes:
-        """As `Shard.data`, of bytes that lie in one piece. Raises ElementsMissing: outside,
-        damaged, or the reference that they are steps from is not there or is another one.
+        """As `Shard.data`, for bytes within one piece. Raises ElementsMissing when they are outside
+        or damaged, or when the reference of their steps is missing or is another run.
         """
         columns = self._opened()
         if not nbytes:
@@ -188,7 +190,7 @@ class PackedShard:
         return piece[offset - start : offset - start + nbytes]
 
     def require(self, stop: int) -> None:
-        """Raise ElementsMissing where the data area ends before `stop`, or cannot be read."""
+        """Raises ElementsMissing where the data area ends before `stop`, or cannot be read."""
         if stop > self.available():
             self._opened()
             raise ElementsMissing(f"{self.path}: has {self.available()} bytes, {stop} are wanted")
@@ -198,7 +200,7 @@ class PackedShard:
             self._piece(int(with_base[0]))
 
     def available(self) -> int:
-        """Bytes that the data area has, 0 where the file cannot be read."""
+        """Returns the bytes of the data area, 0 where the file cannot be read."""
         try:
             return int(self._opened()["sizes"][0])
         except ElementsMissing:
@@ -213,7 +215,7 @@ class PackedShard:
         return int(((columns["base"][numbers, 0] >= 0) | (ends > self.available())).sum())
 
     def forget(self) -> None:
-        """Give back the memory of what was read."""
+        """Frees the memory of pieces that were read."""
         with self._lock:
             self._known.clear()
             self._known_bytes = 0
@@ -223,7 +225,7 @@ class PackedShard:
         return int(self._opened()["sizes"].sum())
 
     def restore(self) -> Iterator[Bytes]:
-        """The bytes of the shard file, in order. Raises ElementsMissing."""
+        """Yields the bytes of the shard file, in order. Raises ElementsMissing."""
         columns = self._opened()
         data_bytes, head_bytes = columns["sizes"].tolist()
         yield self._head(columns["head"], head_bytes)

@@ -46,7 +46,9 @@ COLUMNS = (*RECORD_COLUMNS, "count", *CALL_COLUMNS, "ref_call", "ref_slot", "ref
 
 
 class ProcessReader:
-    """One process folder: its journal as of now, its index, its shards. Numbers are local to it."""
+    """One process folder: its journal as of now, its index, its shards. Numbers are local to the
+    process.
+    """
 
     def __init__(self, folder: Path, info: ProcessInfo) -> None:
         self.folder, self.info = folder, info
@@ -80,11 +82,11 @@ class ProcessReader:
 
     @functools.cached_property
     def is_running(self) -> bool:
-        """Does its process still write?"""
+        """Whether its process still writes."""
         return self.left.ended == RUNNING and is_writing(self.folder, self.info)
 
     def ended(self) -> str:
-        """How it ended where that was not a clean end of the whole journal, "" where it was."""
+        """Returns how it ended unless that was a clean end of the whole journal, then ""."""
         process = f"rank {self.info.rank} ({self.info.host}, pid {self.info.pid})"
         damage = self.index.damage
         problems = []
@@ -114,16 +116,16 @@ class ProcessReader:
         return f"{process} {'; '.join(problems)}" if problems else ""
 
     def _stopped(self) -> str:
-        """Why its capture stopped before the program did, as it noted; "" where it did not."""
+        """Returns why its capture stopped before the program did, as noted; "" where it did not."""
         notes = self.decode(NOTE, journal.decode_note)
         return next((note.text for note in notes if note.kind == STOPPED), "")
 
     def _lines(self) -> int:
-        """Lines of its journal that are of kinds that a writer of this version writes."""
+        """Returns the lines of its journal of the kinds that this version writes."""
         return int(np.count_nonzero(self.index.columns["line_kind"] != OTHER))
 
     def is_altered(self) -> bool:
-        """Is the journal as long as it was written, and another all the same?"""
+        """Whether the journal has its original length and another content."""
         stated = self.left.journal if self.left.ended == CLEAN and not self.ended() else ""
         return bool(stated) and xxhash.xxh3_128_hexdigest(self.journal.data) != stated
 
@@ -163,8 +165,8 @@ class ProcessReader:
         return Shard(self.folder / shard_name(number))
 
     def mapped(self, record: int) -> Shard | None:
-        """The shard in which the elements lie as they are, in one piece; None where they do
-        not.
+        """Returns the shard in which the elements are stored as they are, in one piece; None where
+        they are not.
         """
         columns = self.index.columns
         if columns["elements"][record] != KEPT:
@@ -180,8 +182,8 @@ class ProcessReader:
         )
 
     def _note_read(self, nbytes: int) -> None:
-        """Give back the memory of what was read of the shards from time to time. What is still
-        looked at comes back from the file.
+        """Frees the memory of shard bytes that were read, from time to time. Bytes still in use are
+        reloaded from the file.
         """
         self._read_bytes += nbytes
         if self._read_bytes > _MAPPED_BYTES:
@@ -197,8 +199,8 @@ class ProcessReader:
         number: int,
         external: Callable[[int], Bytes],
     ) -> Array:
-        """Put an increment and all it follows together, without recursion: a cache may have grown
-        ten thousand times. What it grew from is taken as it was put together last.
+        """Joins an increment and all it follows, without recursion: a cache may have grown ten
+        thousand times. Starts from the last joined tensor that it grew from.
         """
         columns, index = self.index.columns, self.index
         if (known := self._grown.get(record)) is not None and known.shape == shape:
@@ -284,7 +286,7 @@ class ProcessReader:
         return [self.decode_line(line, decode) for line in self.index.lines(kind)]
 
     def decode_many(self, lines: Column, form: type[T]) -> Iterator[T]:
-        """Lines of one kind in turn, many decoded at once."""
+        """Yields lines of one kind, many decoded at once."""
         decoder, starts = msgspec.json.Decoder(form), self.index.columns["line_start"]
         journal = self.journal.data
         for first in range(0, lines.size, _LINES):

@@ -112,7 +112,7 @@ def read_processes(
 
 
 class _Foreign(ElementsMissing):
-    """Elements are not those that the journal names."""
+    """The elements are not those that the journal names."""
 
 
 class StoredRun(Named):
@@ -150,13 +150,13 @@ class StoredRun(Named):
         self._ended = "; ".join([*(problem for p in processes if (problem := p.ended())), *unborn])
 
     def __reduce__(self) -> tuple[Callable[..., StoredRun], tuple[Any, ...]]:
-        """To another process a run travels as its path; it is mapped again there."""
+        """Pickles a run as its path; the other process maps the files again."""
         about = self._mirror.described if self._mirror is not None else None
         return _reopen, (self._path.absolute(), self.chosen_ranks, about)
 
     @property
     def path(self) -> str:
-        """Where the run lies."""
+        """The path or URL of the run."""
         return str(self._path) if self._mirror is None else self._mirror.url
 
     @property
@@ -166,7 +166,7 @@ class StoredRun(Named):
 
     @property
     def ended(self) -> str:
-        """Empty after a clean end, else which process did not end so, how far it came and why."""
+        """ "" after a clean end, else which process ended otherwise, how far it came and why."""
         return self._ended
 
     @functools.cached_property
@@ -176,15 +176,15 @@ class StoredRun(Named):
 
     @property
     def missing(self) -> Sequence[Missing]:
-        """What the files of the run show that it lacks, and what was asked for so far and could not
-        be read.
+        """What the run lacks according to its files, and what was requested so far and could not be
+        read.
         """
         known = {missing.where for missing in self._lacks}
         return (*self._lacks, *(m for where, m in self._lost.items() if where not in known))
 
     @property
     def processes(self) -> Sequence[ProcessInfo]:
-        """Who wrote this run, in the order of their calls and records."""
+        """The processes that wrote this run, in the order of their calls and records."""
         return tuple(p.info for p in self._processes)
 
     @property
@@ -302,7 +302,7 @@ class StoredRun(Named):
         return view_elements(self._external(record), dtype, shape, record)
 
     def _note_loss(self, process: ProcessReader, local: int, error: ElementsMissing) -> None:
-        """Count a shard of which something could not be read among what the run lacks."""
+        """Adds a shard of which something could not be read to what the run lacks."""
         shard = int(process.index.columns["shard"][local])
         if shard >= 0:  # else in a file of the user's
             where = f"{process.folder.name}/{shard_name(shard)}"
@@ -310,7 +310,7 @@ class StoredRun(Named):
             self._lost.setdefault(where, Missing(kind, where, str(error)))
 
     def _verify(self, process: ProcessReader, local: int, record: int, data: Bytes) -> None:
-        """Compare elements with their hash, where one was taken, once."""
+        """Compares elements with their hash, where one was taken, once."""
         if record in self._verified:
             return
         digest = process.index.columns["hash"][local].tobytes()
@@ -398,7 +398,7 @@ class StoredRun(Named):
                 yield self._linked(process, number, call, parent)
 
     def _linked(self, process: ProcessReader, number: int, call: Call, parent: int) -> Call:
-        """A call with the numbers of this run. parent: its position in its process."""
+        """Returns a call with the numbers of this run. parent: its position in its process."""
         _force(call, "id", number)
         _force(call, "parent", parent + process.call_base if parent >= 0 else -1)
         for ref in call.refs:
@@ -452,7 +452,7 @@ class StoredRun(Named):
 
 
 def _placed(process: ProcessReader, number: int, record: Record) -> Record:
-    """A record with the numbers of its run."""
+    """Returns a record with the numbers of its run."""
     _force(record, "id", number)
     place = record.elements
     if isinstance(place, Kept) and process.shard_base:
@@ -474,7 +474,9 @@ _RANKS = 1 << 17  # more are named by no launcher
 
 
 def notes_of(process: ProcessReader) -> list[Note]:
-    """What a process noted, why it stopped where its medium failed, and damaged shards."""
+    """Returns the notes of a process, why it stopped where its medium failed, and
+    damaged shards.
+    """
     noted = process.decode(NOTE, journal.decode_note)
     damaged = [Note("error", missing.text) for missing in _damaged_shards(process)]
     return [*noted, *_stopped(process), *damaged]
@@ -487,8 +489,8 @@ def _stopped(process: ProcessReader) -> list[Note]:
 
 
 def _damaged_shards(process: ProcessReader) -> list[Missing]:
-    """Each shard that is not there or was cut off, with how many tensors lie in what is missing,
-    and each that is not the one that the journal speaks of.
+    """Yields each shard that is missing or truncated, with the number of tensors in the missing
+    part, and each that is not the one the journal refers to.
     """
     columns = process.index.columns
     is_stored = (columns["elements"] == KEPT) | (columns["elements"] == INCREMENT)
@@ -526,7 +528,7 @@ def _where(process: ProcessReader, shard: AnyShard) -> str:
 
 
 def _is_foreign(process: ProcessReader, shard: Shard, in_shard: Column) -> bool:
-    """Does a whole shard say that it holds other tensors than the journal names?"""
+    """Whether a complete shard states that it holds other tensors than the journal names."""
     stated = shard.said_to_hold() if process.left.ended == CLEAN else ""
     if not stated:
         return False
@@ -543,8 +545,8 @@ def _lacks(
     info: RunInfo,
     chosen: Collection[int] | None,
 ) -> tuple[Missing, ...]:
-    """What the files of a run show that it lacks. unborn: process folders without a journal, in
-    sentences.
+    """Returns what a run lacks according to its files. unborn: process folders without a journal,
+    in sentences.
     """
     out = []
     for process in processes:
@@ -570,7 +572,9 @@ def _lacks(
 def _absent_processes(
     processes: Sequence[ProcessReader], unborn: int, info: RunInfo, chosen: Collection[int] | None
 ) -> tuple[Missing, ...]:
-    """That process folders are gone which were there as the command ended."""
+    """Returns the statement that process folders are missing which existed when the
+    command ended.
+    """
     written = info.settings.get(WRITTEN)
     there = len(processes) + unborn
     if chosen is not None or not isinstance(written, int) or written <= there:
@@ -582,8 +586,8 @@ def _absent_processes(
 def _absent_ranks(
     processes: Sequence[ProcessReader], info: RunInfo, chosen: Collection[int] | None
 ) -> tuple[Note, ...]:
-    """A note of the ranks that their launcher started and that left nothing in the run. chosen: the
-    ranks that are read, None for all.
+    """Returns a note of the ranks that their launcher started and that wrote nothing to the run.
+    chosen: the ranks that are read, None for all.
     """
     there = {process.info.rank for process in processes}
     size = min(max((p.info.world_size for p in processes), default=0), _RANKS)
@@ -601,7 +605,7 @@ def _absent_ranks(
 
 
 def _emptiness(path: Path, processes: int, notes: Sequence[Note], ended: str) -> str:
-    """What to say of a run with no call and no record."""
+    """Returns the message for a run with no call and no record."""
     note_lines = "".join(f"\n  it says: {note.kind}: {note.text}" for note in notes[:10])
     return (
         f"{path} is an empty run: {processes} process folder(s), no call and no record"
@@ -646,15 +650,15 @@ def some_records(run: StoredRun, numbers: Column) -> Iterator[Record]:
 
 
 def _share(item: msgspec.Struct, fields: Sequence[str], known: dict[Any, Any]) -> None:
-    """Let fields hold the objects of equal values that were seen before."""
+    """Makes fields refer to one object for equal values."""
     for name in fields:
         value = getattr(item, name)
         _force(item, name, known.setdefault(value, value))
 
 
 def announce(run: StoredRun, records: Iterable[int]) -> None:
-    """Say whose elements are looked at next, in this order: what lies in an object store is fetched
-    ahead of that, as far as memory for it goes. Does nothing for a run of this machine.
+    """Announces whose elements are read next, in this order: those in an object store are then
+    fetched in advance, as far as memory allows. Does nothing for a run of this machine.
     """
     readers = run.readers
     mirror = mirror_of(readers[0].folder.parent) if readers else None

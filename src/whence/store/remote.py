@@ -24,7 +24,7 @@ _FINAL = (PermissionError, NotImplementedError, IsADirectoryError)
 
 
 class Failed(Exception):
-    """A request failed for good. `str` says what was tried, and how often."""
+    """A request failed finally. `str` says what was tried, and how often."""
 
 
 class Absent(Failed):
@@ -50,7 +50,7 @@ class Place:
         self._root = self._root.rstrip("/")
 
     def names(self, below: str = "") -> dict[str, int | None]:
-        """Files and folders directly in a folder: name -> bytes, None for a folder. Raises
+        """Returns files and folders directly in a folder: name -> bytes, None for a folder. Raises
         Failed.
         """
 
@@ -75,8 +75,8 @@ class Place:
         return out | dict(zip(without_size, sizes, strict=True))
 
     def together(self, requests: Sequence[Callable[[], T]]) -> list[T]:
-        """Answers of requests that wait for the store side by side. Raises what one of them
-        raises.
+        """Runs requests to the store concurrently and returns their answers. Raises the exception
+        of one that fails.
         """
         if len(requests) < 2:
             return [request() for request in requests]
@@ -86,7 +86,7 @@ class Place:
             return list(threads.map(lambda request: request(), requests))
 
     def read(self, name: str, start: int | None = None, stop: int | None = None) -> bytes:
-        """A file, or bytes [start, stop) of it, in one request. Raises Failed."""
+        """Returns a file, or bytes [start, stop) of it, in one request. Raises Failed."""
         what = f"read {self.url}/{name}" + (f" bytes {start} to {stop}" if stop else "")
         data = self._tried(
             lambda: self._files.cat_file(self._path(name), start=start, end=stop), what
@@ -94,8 +94,8 @@ class Place:
         return bytes(data)
 
     def fetch(self, name: str, target: Path, size: int) -> None:
-        """Copy a file of so many bytes to this machine, in parts. Raises Failed, also where another
-        number of bytes comes, as from a server that answers no ranges.
+        """Copies a file of known size to this machine, in parts. Raises Failed, also when another
+        number of bytes arrives, as from a server without range requests.
         """
         with disk.whole_file(target) as file:
             for start in range(0, size, _PART):
@@ -174,7 +174,7 @@ def _given_up(what: str, error: BaseException) -> Failed:
 
 
 def _is_cut(error: FileNotFoundError) -> bool:
-    """Whether a file is said not to be there because nobody could be asked: fsspec says so of
+    """Whether a "file not found" is in fact a failed connection: fsspec reports both alike for
     HTTP.
     """
     cause = error.__cause__

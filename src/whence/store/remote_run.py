@@ -1,5 +1,5 @@
-"""A run in an object store: what is small of it is copied to a temporary folder, the shards stay
-where they are.
+"""A run in an object store: its small files are copied to a temporary folder, the shards stay in
+the store.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ _OF_A_PROCESS = (PROCESS, JOURNAL, INDEX)
 
 
 class Mirrored(msgspec.Struct, frozen=True):
-    """What a folder is a copy of. files: process folder -> shard -> bytes."""
+    """The source of a copied folder. files: process folder -> shard -> bytes."""
 
     url: str
     files: dict[str, dict[str, int]]
 
 
 class Mirror:
-    """A run in an object store, by the folder that holds what is small of it."""
+    """A run in an object store, identified by the folder with the copies of its small files."""
 
     def __init__(self, path: Path, described: Mirrored) -> None:
         self.path, self.described = path, described
@@ -80,13 +80,13 @@ _MIRRORS: weakref.WeakValueDictionary[str, Mirror] = weakref.WeakValueDictionary
 
 
 def mirror_of(run: Path) -> Mirror | None:
-    """The run in an object store that a folder is a copy of; None where it is a run of its own."""
+    """Returns the run in an object store that a folder is a copy of; None for any other folder."""
     return _MIRRORS.get(str(run))
 
 
 def mirror(url: str) -> Mirror:
-    """Copy what is small of a run to a temporary folder, which goes with the last that refers to
-    it. Raises UnreadableRun, MissingDependency.
+    """Copies the small files of a run to a temporary folder, which is deleted with the last
+    reference to it. Raises UnreadableRun, MissingDependency.
     """
     place, path = Place(url), Path(tempfile.mkdtemp(prefix="whence-remote-"))
     try:
@@ -102,7 +102,7 @@ def mirror(url: str) -> Mirror:
 
 
 def _copy(place: Place, path: Path) -> dict[str, dict[str, int]]:
-    """Copy all but the shards of a run, and give the sizes of these."""
+    """Copies all but the shards of a run, and returns the sizes of these."""
     try:
         names = place.names()
     except Absent as error:
@@ -132,7 +132,7 @@ def _copy(place: Place, path: Path) -> dict[str, dict[str, int]]:
 
 
 def _instead(url: str, names: Iterable[str]) -> str:
-    """What lies at a URL that is not a run, by the names there."""
+    """Describes what is at a URL that is not a run, by the names there."""
     folder, _, name = url.rpartition("/")
     if name in COMPARISON and list(names) == [name]:
         return f"{url} {is_a_comparison(folder)}"

@@ -1,6 +1,6 @@
-"""A shard in an object store: read by ranges, in blocks that are kept for a while. What was
-announced is fetched ahead of who reads it; where nothing was, and a shard is read from front to
-back, so are the next blocks.
+"""A shard in an object store: read by ranges, in blocks that are cached. Announced blocks are
+fetched in advance; without announcements, a shard that is read sequentially has its next blocks
+fetched.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class FileRange(NamedTuple):
 
 
 class _Part(NamedTuple):
-    """A block, in the bytes that a request brought: where it begins there."""
+    """A block within the bytes of a request, with its offset there."""
 
     brought: Bytes
     begin: int
@@ -47,7 +47,9 @@ class _Part(NamedTuple):
 
 
 class Blocks:
-    """Blocks of the files of one run, those used last, and the threads that fetch them."""
+    """Cache of the blocks of one run's files, least recently used first out, and the threads that
+    fetch them.
+    """
 
     def __init__(self, place: Place) -> None:
         self._place = place
@@ -63,8 +65,8 @@ class Blocks:
         self._announced: deque[Block] = deque()
 
     def announce(self, ranges: Iterable[FileRange]) -> None:
-        """Say what is read next, in this order. At most twice MOST_AHEAD blocks of it are here
-        before they are used.
+        """Announces what is read next, in this order. At most twice MOST_AHEAD of these blocks are
+        held before they are used.
         """
         with self._lock:
             self._unused.clear()
@@ -103,7 +105,7 @@ class Blocks:
         return brought[begin + start : begin + stop]
 
     def _keep_together(self, name: str, first: int, joined: Bytes) -> None:
-        """Keep blocks as they were joined, so that who reads them next need not join them."""
+        """Caches blocks in joined form, so that the next reader need not join them."""
         with self._lock:
             for number in range(-(-joined.size // BLOCK_BYTES)):
                 if (name, first + number) in self._known:
@@ -119,7 +121,7 @@ class Blocks:
         self._credit -= len(fresh)
 
     def _fetch_announced(self) -> None:
-        """Ask for the next of what was announced, those beside each other together."""
+        """Requests the next announced blocks, adjacent ones together."""
         while self._announced and len(self._unused) < MOST_AHEAD:
             fresh: list[Block] = []
             while self._announced and len(fresh) < MOST_AHEAD:
@@ -131,7 +133,7 @@ class Blocks:
                 self._ask(name, first, stop)
 
     def _ask(self, name: str, first: int, last: int) -> list[Future[_Part]]:
-        """The blocks, asked for where they are not known, those beside each other together."""
+        """Returns the blocks, requested where they are not known, adjacent ones together."""
         missing: list[int] = []
         for block in [*range(first, last), -1]:
             if missing and (block != missing[-1] + 1 or (name, block) in self._known):
@@ -146,7 +148,7 @@ class Blocks:
         return out
 
     def _is_known(self, name: str, block: int) -> bool:
-        """Whether a block is here or on its way. What failed is asked for again."""
+        """Whether a block is cached or being fetched. A failed one is requested again."""
         future = self._known.get((name, block))
         if future is not None and future.done() and future.exception() is not None:
             del self._known[name, block]
@@ -186,9 +188,7 @@ class Blocks:
             self._known.popitem(last=False)
 
     def forget(self) -> None:
-        """Nothing: what is kept has a limit, and no file stands behind it that would give it
-        back.
-        """
+        """Does nothing: the cache is limited, and no mapped file could release memory."""
 
 
 def _rows(blocks: list[Block]) -> list[tuple[str, int, int]]:
@@ -257,7 +257,7 @@ class RemoteShard:
         return size - data_at
 
     def forget(self) -> None:
-        """What is kept has a limit of its own."""
+        """Does nothing: the cache has its own limit."""
 
     def _opened(self) -> tuple[int, int]:
         """Bytes of the file, and where its data area starts."""

@@ -1,7 +1,7 @@
-"""Take what is private out of a run, in place: elements, command, environment, paths, users, hosts.
+"""Removes private data from a run, in place: elements, command, environment, paths, users, hosts.
 Figures and topology stay.
 
-`Anonymous` makes the texts: without paths, user, hosts, commit and words of the command. Names
+`Anonymous` cleans the texts: removes paths, user, hosts, commit and words of the command. Names
 that a comparison pairs by (scopes, operators, slots) stay.
 """
 
@@ -106,8 +106,8 @@ def scrub(
 
 
 def _clean_rest(run: Path, anonymous: Anonymous) -> None:
-    """Clean what is beside the journals. run.json holds the private words, so it is written after
-    all else; folders are renamed last.
+    """Cleans the files beside the journals. run.json holds the private words, so it is written
+    after all others; folders are renamed last.
     """
     for file in sorted((run / "paddle").rglob("*")):
         if file.is_file() and not file.is_symlink():
@@ -173,7 +173,7 @@ def _matches(folder: Path, process: ProcessInfo, names: Sequence[str]) -> bool:
 
 
 def _matching(index: Index, journal: Bytes, names: Sequence[str]) -> Column:
-    """Which records are referred to under one of the patterns."""
+    """Returns which records are referred to under one of the patterns."""
     columns, chosen = index.columns, np.zeros(index.records_at.size, bool)
     texts, cache = index.names, dict[tuple[int, int], bool]()
 
@@ -208,7 +208,7 @@ def _matching(index: Index, journal: Bytes, names: Sequence[str]) -> Column:
 def _move(
     folder: Path, process: ProcessInfo, index: Index, chosen: Column
 ) -> dict[tuple[int, int], tuple[int, int]]:
-    """Copy the elements that stay out of shards that are deleted. Returns old (shard, offset) ->
+    """Copies the elements that stay out of shards that are deleted. Returns old (shard, offset) ->
     new (shard, offset).
     """
     columns = index.columns
@@ -352,7 +352,7 @@ class Anonymous:
         )
 
     def text(self, text: str) -> str:
-        """A free text. Files of libraries keep their path below the library."""
+        """Cleans a free text. Files of libraries keep their path below the library."""
         return self._free.sub(_without, text)
 
     def source(self, source: str) -> str:
@@ -365,7 +365,7 @@ class Anonymous:
         return source if source.partition(".")[0] in (*_PUBLIC, "", _GONE) else _GONE
 
     def value(self, value: Any) -> Any:
-        """A JSON value with all texts in it cleaned, keys too."""
+        """Cleans all texts in a JSON value, including keys."""
         if isinstance(value, str):
             return self.text(value)
         if isinstance(value, list):
@@ -482,8 +482,8 @@ _Places = Mapping[tuple[int, int], tuple[int, int]]
 
 
 def _with_dependents(columns: dict[str, Column], chosen: Column) -> Column:
-    """Also the records that share stored bytes with a chosen one, and the increments that follow
-    one.
+    """Returns also the records that share stored bytes with a chosen one, and the increments that
+    follow one.
     """
     place = np.stack([columns["shard"], columns["offset"]], axis=1)
     stored = (columns["shard"] >= 0) & (columns["nbytes"] > 0)
@@ -527,8 +527,8 @@ def _lines_without(
 
 
 def _replace_journal(folder: Path, lines: Iterable[bytes | memoryview]) -> None:
-    """Replace the journal of a process folder, and take away its index. From that moment on what is
-    gone from it is gone for every reader. Raises OSError.
+    """Replaces the journal of a process folder and deletes its index. From then on no reader sees
+    the removed content. Raises OSError.
     """
     status, count, digest = read_status(folder), 0, xxhash.xxh3_128()
     is_stated = status.lines >= 0

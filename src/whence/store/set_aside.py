@@ -44,8 +44,8 @@ class SetAside:
             ) from error
 
     def keep(self, *, in_its_place: bool) -> str:
-        """Keeps the old run: moves it back if possible, else leaves it in PATH.replaced. Returns
-        its folder, "" where there is no run.
+        """Keeps the old run. in_its_place: move it back if possible, instead of leaving it in
+        PATH.replaced. Returns its folder, "" where there is no run.
         """
         if not self._names:
             return ""

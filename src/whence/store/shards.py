@@ -39,12 +39,12 @@ DIRECT_BYTES = (
     # system call
 )
 PAGE = 4096
-"""Where a payload that is written from the caller's memory begins: whole pages cost the kernel a
+"""Alignment of a payload that is written from the caller's memory: whole pages cost the kernel a
 fifth less than parts of them.
 """
 STAGING_BYTES = 1 << 20
 ROOM_BYTES = 32 << 20
-"""So many bytes more than are written now a shard asks the kernel for."""
+"""Bytes that a shard requests from the kernel beyond those written now."""
 
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 
@@ -57,7 +57,7 @@ def stored_as(dtype: str, shape: tuple[int, ...]) -> tuple[str, tuple[int, ...]]
 
 
 def tensor_name(record: int, *, increment: bool = False) -> str:
-    """Name of a record's elements in a shard."""
+    """Returns the name of a record's elements in a shard."""
     return f"record.{record}.increment" if increment else f"record.{record}"
 
 
@@ -74,8 +74,8 @@ _NO_DIGEST = bytes(16)
 
 
 def holds(digests: Iterable[bytes | bytearray]) -> str:
-    """One hash of those of the tensors of a shard that have bytes, in the order of their places: it
-    binds the shard to the journal that names them.
+    """Returns one hash over those of the tensors of a shard that have bytes, in the order of their
+    positions: it binds the shard to the journal that names them.
     """
     return xxhash.xxh3_128_hexdigest(b"".join(digests))
 
@@ -131,9 +131,9 @@ class Header:
 
 
 class Room:
-    """Blocks of a growing file, asked for many at once: what waits in memory to be written there
-    then fits also when the disk has become full, and the kernel finds them once in place of page by
-    page. The size of the file stays as it is, and what is too much goes when it is cut.
+    """Preallocates blocks of a growing file: data that waits in memory then fits even when the disk
+    becomes full, and the kernel allocates once instead of page by page. The file size stays as it
+    is; unused blocks are freed when the file is cut.
     """
 
     def __init__(self, file: OwnFile) -> None:
@@ -141,7 +141,7 @@ class Room:
         self.end: float = 0  # infinite where the file system reserves nothing
 
     def have(self, end: int, ahead: int) -> None:
-        """Have room up to `end`, and for `ahead` bytes more where there is that much. Raises
+        """Allocates room up to `end`, and for `ahead` bytes more where the disk has as much. Raises
         OSError where there is none.
         """
         if end <= self.end:
@@ -247,7 +247,7 @@ class ShardWriter:
             self._flushed_end = self.end
 
     def cut(self) -> None:
-        """Give back what was written behind the last tensor that was `put`."""
+        """Cuts off what was written after the last tensor that was `put`."""
         with self.file as fd:
             disk.system.cut(fd, self.header_bytes + self._flushed_end)
         self._room = Room(self.file)
@@ -262,7 +262,7 @@ class ShardWriter:
             self.abandon()
 
     def abandon(self) -> None:
-        """Close without finishing. `recover` can still do that."""
+        """Closes without finishing; `recover` can still finish the file."""
         self.file.close()
 
 
@@ -345,7 +345,7 @@ def map_file(path: Path | str) -> Bytes:
 
 
 def forget(data: Bytes, start: int, stop: int) -> None:
-    """Give back the memory of bytes of a mapped file that were read and are not needed again."""
+    """Frees the memory of bytes of a mapped file that were read and are not needed again."""
     page = mmap.ALLOCATIONGRANULARITY
     start, stop = (start + page - 1) // page * page, stop // page * page
     base: Any = data.base
@@ -383,12 +383,12 @@ class Shard:
         return mapped[start : start + nbytes]
 
     def forget(self) -> None:
-        """Give back the memory of what was read."""
+        """Frees the memory of bytes that were read."""
         if self._bytes is not None:
             forget(self._bytes, 0, self._bytes.size)
 
     def require(self, stop: int) -> None:
-        """Raise ElementsMissing where the data area ends before `stop`, or cannot be read."""
+        """Raises ElementsMissing where the data area ends before `stop`, or cannot be read."""
         self.data(0, stop)
 
     def lost(self, offsets: Any, ends: Any) -> int:
@@ -397,7 +397,7 @@ class Shard:
         return int((ends > self.available()).sum())
 
     def available(self) -> int:
-        """Bytes that the data area has, 0 where the file cannot be read."""
+        """Returns the bytes of the data area, 0 where the file cannot be read."""
         try:
             return int(self._map().size) - self._data_at
         except ElementsMissing:

@@ -64,8 +64,8 @@ MIN_HEADER_BYTES = 16 << 10
 
 
 class _Placed(NamedTuple):
-    """Where the elements of a record lie, the shape of what they add to the shard (None: nothing),
-    and why there are none.
+    """Where the elements of a record are stored, the shape of their addition to the shard (None:
+    nothing), and why there are none.
     """
 
     elements: Elements | None
@@ -376,8 +376,8 @@ class Writer:
 
 
 def _flush_regularly(writer: weakref.ref[Writer], stop: threading.Event) -> None:
-    """A program that hangs adds nothing more, yet its last calls are the ones that matter: they go
-    out within _FLUSH_S.
+    """Flushes within _FLUSH_S: a program that hangs adds nothing more, and its last calls matter
+    most.
     """
     while not stop.wait(_FLUSH_S / 2):
         alive = writer()
@@ -388,8 +388,8 @@ def _flush_regularly(writer: weakref.ref[Writer], stop: threading.Event) -> None
 
 
 def _disown(writer: weakref.ref[Writer]) -> None:
-    """In a forked child: the lock may be held by a thread that the child lacks, and the files are
-    the parent's.
+    """Resets the writer in a forked child: the lock may be held by a thread that the child lacks,
+    and the files belong to the parent.
     """
     inherited = writer()
     if inherited is not None and inherited._files is not None:
@@ -435,8 +435,8 @@ class _StoredElements:
     def find(
         self, digest: bytes, dtype: str, shape: tuple[int, ...], nbytes: int
     ) -> Elements | None:
-        """Where equal bytes already lie. Another shape or dtype over the same bytes may share them,
-        but not an increment.
+        """Returns where equal bytes are stored already. Another shape or dtype over the same bytes
+        may share them, but not an increment.
         """
         stored = self._recent.get(digest) or self._older.get(digest)
         if stored is None:
@@ -449,7 +449,7 @@ class _StoredElements:
     def increment_shape(
         self, shape: tuple[int, ...], base: tuple[int, int], nbytes: int, itemsize: int
     ) -> tuple[int, ...] | str:
-        """Shape of the increment that `nbytes` are, or why they cannot be one."""
+        """Returns the shape of an increment of `nbytes`, or why they cannot be one."""
         record, axis = base
         if not 0 <= record < self.records:
             raise ValueError(f"base record {record} of {self.records}")
@@ -474,7 +474,7 @@ _LINE_BYTES = 4 << 10
 """For so many bytes a line that waits to be encoded there is room; longer ones do not wait."""
 _MANY = 24  # references of a call, each 150 bytes at most with names of the usual length
 TOGETHER = 64
-"""So many lines are encoded at once. More of them alive would set off the garbage collector."""
+"""Lines that are encoded at once. More live objects would trigger the garbage collector."""
 
 
 class ProcessFiles:
@@ -507,7 +507,7 @@ class ProcessFiles:
 
     @property
     def is_old(self) -> bool:
-        """Whether lines wait since before the last look, half of _FLUSH_S ago."""
+        """Whether lines have waited since the previous check, half of _FLUSH_S ago."""
         waiting = self._lines or self._journal
         return bool(waiting) and time.monotonic() - self._flushed_at > _FLUSH_S / 2
 
@@ -639,9 +639,7 @@ class ProcessFiles:
             self._shard = None
 
     def give_up(self) -> None:
-        """Hand over what still can be, after a call failed: there is room for all that was
-        acknowledged.
-        """
+        """Writes what is still possible after a call failed: all acknowledged lines have room."""
         with contextlib.suppress(OSError):
             self.flush()
 
