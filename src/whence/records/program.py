@@ -132,7 +132,7 @@ class Program(
 
 
 def inputs_of(program: Program, ends: Iterable[Any]) -> set[str]:
-    """Slots of the inputs that a program makes these operands of."""
+    """Returns the slots of the inputs of a program that these operands depend on."""
     slots, todo, visited = set[str](), list(operands(list(ends))), set[int]()
     while todo:
         kind, value = todo.pop()
@@ -151,7 +151,7 @@ def identified(program: Program) -> Program:
 
 
 def side_by_side(programs: Sequence[Program]) -> Program:
-    """One program that does what several do that read and make other tensors."""
+    """Returns one program that combines several with disjoint inputs and outputs."""
     operations: list[Operation] = []
     inputs: list[str] = []
     outputs: list[tuple[str, Any]] = []
@@ -178,8 +178,8 @@ def side_by_side(programs: Sequence[Program]) -> Program:
 
 
 def operands(value: Any) -> Iterator[Operand]:
-    """Every operand in an argument or in a list of arguments, in order. A product of sizes ("mul")
-    is not given itself, its factors are.
+    """Yields every operand in an argument or in a list of arguments, in order. A product of sizes
+    ("mul") is replaced by its factors.
     """
     if isinstance(value, dict):
         kind, content = next(iter(value.items()))
@@ -193,8 +193,8 @@ def operands(value: Any) -> Iterator[Operand]:
 
 
 def map_operands(function: Callable[[str, Any], Any], value: Any) -> Any:
-    """The argument with function(kind, value) in the place of every operand; plain values stay. The
-    factors of a product ("mul") are operands of their own, for the function to map.
+    """Returns the argument with function(kind, value) in place of every operand; plain values stay.
+    The factors of a product ("mul") are operands of their own, for the function to map.
     """
     if isinstance(value, (list, tuple)):
         return [map_operands(function, item) for item in value]

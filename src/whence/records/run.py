@@ -24,9 +24,7 @@ from whence.records.storage import Dumped, Elements, External, Sketch, Statistic
 
 
 class Key(NamedTuple):
-    """Names one tensor of one run: which process, which model, when, where, which operator, which
-    of its tensors.
-    """
+    """Identifies one tensor of one run: process, model, step, place, operator, and slot."""
 
     rank: int
     root: str
@@ -71,7 +69,9 @@ class Record(
 
     @property
     def file(self) -> str:
-        """Where a dump keeps the elements, as `Dumped` says; "" for what is not of a dump."""
+        """Where a dump keeps the elements, as in `Dumped`; "" for a record that is not
+        from a dump.
+        """
         return self.elements.file if isinstance(self.elements, Dumped) else ""
 
     @property
@@ -180,25 +180,26 @@ class Call(Described, msgspec.Struct, frozen=True, tag="call", tag_field="t", om
 
     @property
     def module_name(self) -> str:
-        """The scope of its module, the root's name for the root itself."""
+        """The scope of its module; for the root itself, the root's name."""
         return self.scope or self.root
 
     @property
     def name(self) -> str:
-        """What a call is named by: its module. Of a part of a training step that is not a call of a
-        module (a loss, a sum of gradients, the step of one parameter) what it is, behind a slash.
+        """The display name of a call: its module. For a part of a training step that is not a call
+        of a module (a loss, a sum of gradients, the step of one parameter), the part's name follows
+        after a slash.
         """
         is_part = self.kind == "module" and self.op and self.forward < 0
         return f"{self.module_name}/{self.op}" if is_part else self.module_name
 
     def slots(self, kind: str) -> tuple[Ref, ...]:
-        """References whose slot is of `kind` ("input", "output", "param", "mutated", "grad"), in
-        order.
+        """Returns references whose slot is of `kind` ("input", "output", "param", "mutated",
+        "grad"), in order.
         """
         return tuple([r for r in self.refs if slot_kind(r.slot) == kind])
 
     def key(self, slot: str = "") -> Key:
-        """The key of this call, or of one of its slots."""
+        """Returns the key of this call, or of one of its slots."""
         return Key(
             self.rank,
             self.root,
@@ -213,8 +214,8 @@ class Call(Described, msgspec.Struct, frozen=True, tag="call", tag_field="t", om
 
 
 class Note(Described, msgspec.Struct, frozen=True, tag="note", tag_field="t", omit_defaults=True):
-    """Something the capture must tell: kind ("inside-not-seen", "hook-error", "budget", "error",
-    "stopped", ...), text, where.
+    """A message of the capture: kind ("inside-not-seen", "hook-error", "budget", "error",
+    "stopped", ...), text, place.
     """
 
     kind: str
@@ -298,16 +299,16 @@ class Run(Protocol):
 
 
 def collectives_of(run: Run) -> Sequence[Collective]:
-    """The collectives of a run; none of a reader's or a user's own kind of run that has no such
-    field.
+    """Returns the collectives of a run; none for a reader's or user's own kind of run without such
+    a field.
     """
     collectives: Sequence[Collective] = getattr(run, "collectives", ())
     return collectives
 
 
 class Sink(Protocol):
-    """Where a capture puts what it sees. Every method raises StoreFailed when the medium fails;
-    nothing written before is lost.
+    """Receives the records and calls of a capture. Every method raises StoreFailed when the medium
+    fails; nothing written before is lost.
     """
 
     def record(

@@ -121,7 +121,7 @@ class ProcessReader:
         return next((note.text for note in notes if note.kind == STOPPED), "")
 
     def _lines(self) -> int:
-        """Returns the lines of its journal of the kinds that this version writes."""
+        """Returns the number of lines of its journal of the kinds that this version writes."""
         return int(np.count_nonzero(self.index.columns["line_kind"] != OTHER))
 
     def is_altered(self) -> bool:

@@ -190,7 +190,7 @@ class Writer:
         base: tuple[int, int] | None,
         why: str,
     ) -> _Placed:
-        """Store elements, unless equal ones are stored already."""
+        """Stores elements, unless equal ones are stored already."""
         itemsize = DTYPES[dtype].itemsize
         nbytes = math.prod(shape) * itemsize
         if base is None and data.nbytes != nbytes:
@@ -471,7 +471,7 @@ class _StoredElements:
 _FLUSH_S = 0.5
 _JOURNAL_BYTES = 256 << 10
 _LINE_BYTES = 4 << 10
-"""For so many bytes a line that waits to be encoded there is room; longer ones do not wait."""
+"""Bytes reserved for a line that waits to be encoded; longer lines do not wait."""
 _MANY = 24  # references of a call, each 150 bytes at most with names of the usual length
 TOGETHER = 64
 """Lines that are encoded at once. More live objects would trigger the garbage collector."""
@@ -507,13 +507,14 @@ class ProcessFiles:
 
     @property
     def is_old(self) -> bool:
-        """Whether lines have waited since the previous check, half of _FLUSH_S ago."""
+        """Whether lines have waited for more than half of _FLUSH_S since the last flush."""
         waiting = self._lines or self._journal
         return bool(waiting) and time.monotonic() - self._flushed_at > _FLUSH_S / 2
 
     def append(self, line: Line | msgspec.Raw) -> None:
-        """Add a line to the journal that nothing changes any more (`journal.settled`), and hand the
-        lines to the kernel when they are many or old. There is room for it when this returns.
+        """Adds a line that nothing changes any more (`journal.settled`) to the journal, and passes
+        the lines to the kernel when they are many or old. Room for the line is allocated when this
+        returns.
         """
         lines = self._lines
         lines.append(line)
@@ -538,7 +539,7 @@ class ProcessFiles:
             self._have_room()
 
     def _have_room(self) -> None:
-        """Have blocks for what waits, and for as many lines as are encoded together."""
+        """Allocates blocks for the waiting data, and for as many lines as are encoded together."""
         end = self._journal_end + len(self._journal) + (len(self._lines) + TOGETHER) * _LINE_BYTES
         self._journal_room.have(end, _JOURNAL_BYTES)
         self._has_room = True
@@ -584,8 +585,8 @@ class ProcessFiles:
         elements: Kept | Increment,
         digest: bytes,
     ) -> None:
-        """Name bytes that were `put` last in the header of their shard: the elements of a record
-        of this digest.
+        """Names the bytes that were `put` last in the header of their shard: the elements of a
+        record of this digest.
         """
         assert self._shard is not None
         self._shard.name(
