@@ -147,7 +147,9 @@ def tuple_of(value: Any) -> tuple[Any, ...]:
 
 
 def _key(value: Any) -> Hashable:
-    """Returns a plain key unchanged; hashing a nested one could take unbounded time."""
+    """Returns a plain key unchanged; any other key is replaced by the name of its type, since
+    hashing a nested one could take unbounded time.
+    """
     if isinstance(value, _FLAT) or (
         isinstance(value, tuple) and len(value) <= 64 and all(isinstance(v, _FLAT) for v in value)
     ):

@@ -78,8 +78,8 @@ def _parts(node: Any) -> list[Any]:
 
 
 def _fields(tensors: Iterable[tuple[str, Any]]) -> list[tuple[str, Any]]:
-    """Returns each tensor of an object once: it is pickled with its fields in several forms, only
-    some of which have names.
+    """Returns the tensors of an object without their numbered duplicates: an object is pickled with
+    its fields in several forms, only some of which have names.
     """
     by_tensor: dict[object, dict[str, Any]] = {}
     for name, tensor in tensors:
