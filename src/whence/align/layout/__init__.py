@@ -1,3 +1,3 @@
-"""The target's tensors in the reference's axes: fused calls taken apart, axes moved, channels in
-order.
+"""Brings the target's tensors to the reference's layout: splits fused calls, moves axes, reorders
+channels.
 """

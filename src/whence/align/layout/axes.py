@@ -1,8 +1,8 @@
-"""Which ways bring one tensor to the shape of another: shapes propose them, elements say which
-holds.
+"""Finds the expressions that bring one tensor to the shape of another: the shapes propose
+candidates, the elements decide between them.
 
-A way is an expression over `x`: axes moved, merged and split, those of extent one added and
-dropped, one axis cut or filled up.
+A candidate is a dims expression over `x`: it permutes, merges or splits axes, adds or drops axes of
+extent one, or cuts or pads one axis.
 """
 
 from __future__ import annotations
@@ -28,27 +28,27 @@ _WIDTHS = (32, 64, 80, 96, 128, 256)  # of heads, where no extent says it
 
 
 def ways(have: Shape, want: Shape) -> list[ex.Node]:
-    """Expressions over x that bring shape `have` to `want`, the plainest first; [] for none."""
+    """Expressions over x that bring shape `have` to shape `want`, the simplest first; [] for none."""
     if have == want:
         return [X]
     return [node for part, shape in _resized(have, want) for node in orders(shape, want, part)]
 
 
 def turned(shape: Shape) -> list[ex.Node]:
-    """Expressions over x that keep this shape and exchange equal axes."""
+    """Expressions over x that keep this shape and permute axes of equal extent."""
     return list(orders(shape, shape))[1:]
 
 
 def candidates(have: Shape, want: Shape) -> list[ex.Node]:
-    """All ways between two shapes; for equal ones also those that change the order."""
+    """All expressions that bring `have` to `want`; for equal shapes also those that permute axes."""
     return [*ways(have, want), *(turned(have) if have == want else ())]
 
 
 def orders(have: Shape, want: Shape, of: ex.Node = X) -> Iterator[ex.Node]:
-    """Ways between shapes of one count that leave out no element: the tensor itself, then without a
-    change of order, then with one.
+    """Expressions that bring `have` to `want` and keep every element: first the tensor itself, then
+    reshapes that keep the order of the elements, then permutations of axes.
 
-    of: the expression of shape `have` that they are about.
+    of: the expression, of shape `have`, to which they are applied.
     """
     if have == want:
         yield of
@@ -68,7 +68,9 @@ def orders(have: Shape, want: Shape, of: ex.Node = X) -> Iterator[ex.Node]:
 
 
 def _regrouped(sizes: list[int], wanted_sizes: list[int]) -> Iterator[tuple[list[int], list[int]]]:
-    """(atoms that axes of the first shape are merged from, their order in the second)."""
+    """Yields (atoms, order): the extents that the axes of `sizes` split into, and the order in
+    which they merge into `wanted_sizes`.
+    """
     atoms = _atoms(sizes, wanted_sizes)
     if atoms is not None:
         yield atoms, list(range(len(atoms)))
@@ -81,8 +83,8 @@ def _regrouped(sizes: list[int], wanted_sizes: list[int]) -> Iterator[tuple[list
             or _groups(moved, wanted_sizes if fine is sizes else sizes) is None
         ):
             continue
-        # Where the right side is the finer one, its axes in the order in which the left side merges
-        # them.
+        # Where the right side is the finer one, its axes are listed in the order in which the left
+        # side merges them.
         yield (
             (sizes, order)
             if fine is sizes
@@ -91,7 +93,9 @@ def _regrouped(sizes: list[int], wanted_sizes: list[int]) -> Iterator[tuple[list
 
 
 def _atoms(sizes: Sequence[int], wanted_sizes: Sequence[int]) -> list[int] | None:
-    """Axes that both shapes are merged from without a change of order, None when they are not."""
+    """The finest extents whose products, in order, give the axes of both shapes; None if there are
+    none.
+    """
     ends = sorted(
         {math.prod(axes[: i + 1]) for axes in (sizes, wanted_sizes) for i in range(len(axes))}
     )
@@ -105,7 +109,9 @@ def _atoms(sizes: Sequence[int], wanted_sizes: Sequence[int]) -> list[int] | Non
 
 
 def _groups(atoms: Sequence[int], shape: Sequence[int]) -> list[list[int]] | None:
-    """Which atoms each axis of `shape` is merged from, in order; None where they do not make it."""
+    """For each axis of `shape`, the consecutive indices of the atoms whose product is its extent;
+    None where the atoms do not give this shape.
+    """
     out: list[list[int]] = []
     index = 0
     for extent in shape:
@@ -124,7 +130,9 @@ def _groups(atoms: Sequence[int], shape: Sequence[int]) -> list[list[int]] | Non
 def _pattern(
     of: ex.Node, have: Shape, want: Shape, atoms: Sequence[int], order: list[int]
 ) -> ex.Node:
-    """atoms: what the axes of `have` are merged from; order: theirs in `want`."""
+    """The rearrangement from `have` to `want`. atoms: the extents that the axes of `have` split
+    into. order: the order of these atoms in `want`.
+    """
     if len(have) == 2 and want == have[::-1] and order == [1, 0]:
         return ex.Reverse(of)
     names = [chr(ord("a") + i) for i in range(len(atoms))]
@@ -146,7 +154,9 @@ def _pattern(
 
 
 def _resized(have: Shape, want: Shape) -> Iterator[tuple[ex.Node, Shape]]:
-    """(part, its shape) with the count of `want`: the tensor, or the front of one axis."""
+    """Yields (expression, its shape) with as many elements as `want`: the tensor itself, or the
+    tensor with one axis cut or padded at its end.
+    """
     count, target_count = math.prod(have), math.prod(want)
     if count == target_count:
         yield X, have
@@ -181,21 +191,24 @@ class Fit:
 
     @property
     def close(self) -> bool:
-        """Are the elements alike beyond what unlike tensors are?"""
+        """Whether the elements agree better than those of unrelated tensors do."""
         return self.distance <= CLOSE
 
 
 def cuts(have: Shape, want: Shape) -> Iterator[tuple[ex.Node, Shape]]:
-    """(part, its shape) with the count of `want`: the tensor, or the front of one axis."""
+    """Yields (expression, its shape) with as many elements as `want`: the tensor itself, or the
+    front of one of its axes.
+    """
     return ((part, shape) for part, shape in _resized(have, want) if not isinstance(part, ex.Pad))
 
 
 def fit(array: Array, reference: Array) -> Fit | None:
-    """The order of the axes of `array` in which it is closest to `wanted`, None where shapes allow
-    none.
+    """The expression over `array` whose result is closest to `reference`; None where no expression
+    gives the shape of `reference`.
 
-    The tensor as it is is tried first and taken when it is close; then axes moved, split and
-    merged; an axis that is longer is cut; last, what RoPE conventions do inside heads. Reads both.
+    The unchanged tensor is tried first and accepted if it is close. Then axes are permuted, split
+    and merged, and an axis that is longer than in `reference` is cut. Last come the two RoPE
+    conventions for the order of the channels inside a head. Reads both tensors.
     """
     best: Fit | None = None
     parts = list(cuts(array.shape, reference.shape))
@@ -225,20 +238,24 @@ def fit(array: Array, reference: Array) -> Fit | None:
 
 
 def applied(node: ex.Node, array: Array) -> Array:
-    """What an expression over x makes of a tensor."""
+    """The result of an expression over x for this tensor."""
     result: Array = node.apply({"x": [array]})
     return result
 
 
 def _same_elements(array: Array, reference: Array) -> bool:
-    """Do both hold the same elements, in whatever order?"""
+    """Whether both tensors hold the same elements, in any order, up to noise. False for exact and
+    complex dtypes.
+    """
     if array.size != reference.size or array.dtype.kind in "iubc":
         return False
     return typical_distance(np.sort(reference, axis=None), np.sort(array, axis=None)) <= CLOSE / 2
 
 
 def _halves(have: Shape, want: Shape, of: ex.Node) -> Iterator[ex.Node]:
-    """Orders with the halves of heads interleaved or apart, as conventions of RoPE have them."""
+    """Rearrangements between interleaved and separate halves of a head, the two conventions of
+    RoPE.
+    """
     last = want[-1] if want else 1
     heads = dict.fromkeys(n for n in (*have, *want) if 2 < n < last and last % n == 0)
     widths = dict.fromkeys(
@@ -260,10 +277,11 @@ _SPACE = "hwd"  # axes behind the channels
 
 
 def in_memory(shape: Shape, *, undo: bool) -> Iterator[ex.Node]:
-    """Expressions over x between elements in the order of memory and (batch, channels, space ...).
-    undo: from the former to the latter.
+    """Expressions over x that convert between a kernel library's order in memory and (batch,
+    channels, space ...). undo: convert from memory order to the latter.
 
-    Of channels that fill no whole block only a part is there: none of these brings that back.
+    A kernel library may fill up the last block of channels, so that the record holds only a part of
+    them: no expression here recovers the rest.
     """
     space = shape[2:]
     if not 1 <= len(space) <= len(_SPACE):

@@ -1,4 +1,6 @@
-"""How far apart two tensors are: 0 if equal, 1.4 if unrelated. No verdict uses it."""
+"""Distances between two tensors, used to pair and lay out tensors: 0 if equal, 1.4 if unrelated. No
+verdict uses them.
+"""
 
 from __future__ import annotations
 
@@ -14,22 +16,24 @@ from whence.dtypes import Array
 
 F64 = npt.NDArray[np.float64]
 
-# `distance` up to which two tensors may be one: 8-bit quantised runs reach 0.07, unrelated tensors
-# have 1.4
+# Largest `distance` at which two tensors may be the same tensor: 8-bit quantised runs reach 0.07,
+# unrelated tensors have 1.4.
 AGREES = 0.3
 CLEARLY = 0.3  # the best candidate has at most this share of the second's distance
 CLOSE = 0.1  # `typical_distance` that noise of any kernel, also one of 8 bits, keeps below
-_SENTINEL = 1e30  # masks are filled with less than minus this
+_SENTINEL = 1e30  # elements of masks lie below minus this
 _RESEMBLES = 1 << 16  # elements looked at to tell whether two tensors are one
 _TYPICAL = 1 << 13  # elements looked at for typical ones
 _QUANTILES = (0.5, 0.9)
 
 
 def distance(reference: Array, target: Array) -> float:
-    """Relative 2-norm of the difference over what is finite in both, or the share of integers that
-    differ; inf where shapes clash.
+    """Relative 2-norm of the difference over the elements that are finite in both; for integers the
+    share of elements that differ; inf for different shapes.
 
-    Sentinels of masks count as not finite; inf where they, NaN or infinities are in other places.
+    Fill values of masks count as not finite. The result is inf where non-finite elements lie at
+    different places: more than 1 % of all elements, or any while less than half of the elements are
+    finite in both.
     """
     if reference.shape != target.shape:
         return math.inf
@@ -59,13 +63,13 @@ def _widened(x: Array) -> np.ndarray[Any, np.dtype[Any]]:
 
 
 def typical_distance(a: Array, b: Array) -> float:
-    """How far apart two tensors of one shape are: |a - b| over |a|, at the median or the 90 %
-    quantile of each, whichever is further.
+    """Typical relative difference of two tensors of one shape: the median of |a - b| over the
+    median of |a|, or the same at the 90 % quantile, whichever is larger.
 
-    Unlike `distance`, a few giant elements do not decide, nor a fault in a few: where no name says
-    which calls are paired, a tensor that a fault changed must still be the nearest. Where most
-    elements are 0, 2-norms are taken instead. Of integers and bool: the share that differs. inf
-    where most are not finite on one side. Over a regular sample where they are large.
+    Unlike `distance`, it ignores a few giant elements and a fault in a few elements: where calls
+    are paired without names, a tensor that a fault changed must still be the nearest. Where most
+    elements are 0, 2-norms replace the quantiles. For integers and bool: the share of elements that
+    differ. inf where most elements are not finite on one side. Large tensors are sampled regularly.
     """
     if a.size == 0:
         return 0.0
@@ -104,7 +108,9 @@ def _sampled(array: Array) -> F64:
 
 
 def resembles(reference: Array, target: Array) -> bool:
-    """Are these, element by element, one tensor but for an error? A sample is looked at."""
+    """Whether two tensors are the same tensor up to an error, by `distance` over a sample of
+    elements.
+    """
     if reference.shape != target.shape:
         return False
     step = max(reference.size // _RESEMBLES, 1)
@@ -112,7 +118,9 @@ def resembles(reference: Array, target: Array) -> bool:
 
 
 def clear_best(distances: Sequence[float]) -> int | None:
-    """The candidate that agrees and is much nearer than others that differ from it; or None."""
+    """The index of the candidate that agrees (distance < AGREES) and is much nearer than every
+    candidate at another distance; None without one.
+    """
     best = min(range(len(distances)), key=lambda i: distances[i])
     nearest = distances[best]
     others = [d for d in distances if not math.isclose(d, nearest, rel_tol=1e-6, abs_tol=1e-12)]

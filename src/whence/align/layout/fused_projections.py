@@ -1,8 +1,9 @@
-"""Calls that are several in one run and one in the other: q, k, v and qkv; gate, up and gate_up.
+"""Pairs calls that are fused in one run and separate in the other: q, k, v and qkv; gate, up and
+gate_up.
 
-Parents, inputs and extents propose; the rows of the weights confirm, and where there are none to
-compare, the outputs do. A part that is not found because it differs (a fault) is placed by its
-siblings in other layers, or by what the other parts leave.
+Parents, inputs and extents propose candidates. The rows of the weights confirm them; where no
+weights can be compared, the outputs do. A part that is not found because it differs (a fault) is
+placed as in other layers, or where the other parts leave room.
 """
 
 from __future__ import annotations
@@ -46,7 +47,9 @@ RULE = "fused calls"
 
 
 def fused(reference: Run, target: Run, plan: Plan) -> tuple[Run, Plan]:
-    """Pair calls that are one in one run and several in the other. Reads a few of each family."""
+    """Pair calls that are one call in one run and several in the other. Reads a few calls of each
+    family of siblings.
+    """
     editor = PlanEditor(reference, target, plan)
     _join_projections(editor)
     own_parameters(editor)
@@ -60,7 +63,9 @@ def fused(reference: Run, target: Run, plan: Plan) -> tuple[Run, Plan]:
 
 
 def _packed(editor: PlanEditor) -> None:
-    """Note weights that cannot be compared: packed for kernels and left empty by an engine."""
+    """Note weights that cannot be compared because an engine packed them for its kernels and left
+    the parameters empty.
+    """
 
     def is_empty(slot: SlotPair) -> bool:
         of = editor.reference.records[slot.reference_record]
@@ -84,7 +89,9 @@ def _packed(editor: PlanEditor) -> None:
 
 @dataclass(slots=True)
 class _Family:
-    """Groups of siblings. turned: have whole and parts other axes of outputs? why: the proof."""
+    """Groups of sibling calls in different layers. turned: whether the weights of whole and parts
+    have their output channels along different axes. why: the evidence.
+    """
 
     groups: list[Group] = field(default_factory=list)
     places: Places = ()
@@ -126,7 +133,7 @@ def _and(names: Iterable[str]) -> str:
 
 
 def _decide(editor: PlanEditor, family: _Family) -> None:
-    """Where the parts of a family lie in the whole, by votes of a few of its groups."""
+    """Set where the parts of a family lie in the whole call, by majority over a few of its groups."""
     read = spread(family.groups)
     votes: Counter[tuple[Places, bool]] = Counter()
     row_counts: Counter[tuple[Places, bool]] = Counter()
@@ -148,7 +155,9 @@ def _decide(editor: PlanEditor, family: _Family) -> None:
 
 
 def _join(editor: PlanEditor, group: Group, family: _Family) -> bool:
-    """Pair the parts of a group with the whole; False where one of them has a partner already."""
+    """Pair the parts of a group with the whole call; False where one of them already has a final
+    partner.
+    """
     calls = [(group.parts_side, c) for c in group.parts] + [(group.whole_side, group.whole)]
     if not all(_is_free(editor, side, call) for side, call in calls):
         return False
@@ -186,7 +195,7 @@ def _part(
     turned: bool,
     evidence: str,
 ) -> list[SlotPair]:
-    """The slots of a call of the reference, made of a part of one of the target."""
+    """The slots of a reference call that corresponds to a part of a fused target call."""
     width = extent(editor, "target", target_call)
     name = identifier(short(target_call))
     slots: list[SlotPair] = []
@@ -201,7 +210,7 @@ def _part(
         elif kind == "output" and shape and shape[-1] == width:
             along = len(shape) - 1
         if along is None:
-            # packed away: nothing to take a part of
+            # an empty, packed parameter has no part to take
             if kind == "input" or not editor.derived.record(record).count:
                 slots.append(SlotPair(ref.slot, ref.slot, ref.record, record))
             continue
@@ -216,7 +225,7 @@ def _part(
 def _along(
     shape: tuple[int, ...], part_shape: tuple[int, ...], extent: int, part: int, turned: bool
 ) -> int | None:
-    """The axis of a fused parameter that its outputs lie along, None where it has none."""
+    """The axis of a fused parameter along which its output channels lie; None where it has none."""
     if len(shape) != len(part_shape):
         return None
     part_extents = part_shape[::-1] if turned else part_shape
@@ -225,12 +234,14 @@ def _along(
 
 
 def _whole(editor: PlanEditor, group: Group, family: _Family, evidence: str) -> None:
-    """Pair a call of the reference with several of the target, put together."""
+    """Pair a fused call of the reference with several calls of the target, whose tensors are
+    joined.
+    """
     call, count = group.whole, len(group.parts)
     first = sorted(range(count), key=lambda i: family.places[i][0])
     parts, places = [group.parts[i] for i in first], [family.places[i] for i in first]
-    # places say where the parts' channels lie in the whole: turned round, which of the joined
-    # parts each channel of the whole is.
+    # `places` says where the parts' channels lie in the whole. Its inverse says which channel of
+    # the joined parts each channel of the whole is.
     order = np.argsort(np.concatenate([np.array(p) for p in places]))
     slots: list[SlotPair] = []
     for ref in call.refs:
@@ -256,7 +267,9 @@ def _joined(
     turned: bool,
     evidence: str,
 ) -> int | None:
-    """The tensor that the parts' tensors make together; None where their shapes do not fit."""
+    """The record of the tensor that the parts' tensors form together; None where their shapes do
+    not fit.
+    """
     extents = [extent(editor, "target", c) for c in parts]
     shapes = [editor.derived.record(r).shape for r in records]
     dims, is_weight = len(shapes[0]), is_param(ref.slot)
@@ -267,8 +280,8 @@ def _joined(
         a for a in (range(dims) if is_weight else [dims - 1]) if [s[a] for s in shapes] == extents
     ]
     if is_weight and dims == 2:
-        # Of a square weight shapes do not tell; the axis of the whole's weight does, by which the
-        # rows were found.
+        # The shape of a square weight does not tell the axis. The axis of the whole weight along
+        # which the rows were found does.
         axes = [a for a in axes if whole.shape[1 - a if turned else a] == sum(extents)]
     if not axes:
         return None
@@ -300,7 +313,9 @@ def _pair(
 
 
 def own_parameters(editor: PlanEditor) -> None:
-    """Make such parameters of the parts, which belong to the call's partner then."""
+    """Join parameters of several target calls into the parameter of the reference call that holds
+    all of them (in_proj_weight of q, k, v); those calls then belong to its partner.
+    """
     runs: dict[tuple[str, str], tuple[int, int] | None] = {}
     for pair in list(editor.pairs.values()):
         call, kids = editor.reference.calls[pair.reference], editor.kids_target.get(pair.target, [])
@@ -345,7 +360,9 @@ def own_parameters(editor: PlanEditor) -> None:
 
 
 def _run_of_kids(editor: PlanEditor, record: int, kids: Sequence[int]) -> tuple[int, int] | None:
-    """(first, behind the last) of the calls whose joined weights are this one, by most rows."""
+    """(first, stop) among `kids` of the consecutive calls whose joined weights have the most rows
+    in common with this one.
+    """
     whole = editor.array("reference", record)
     if whole is None:
         return None
@@ -371,17 +388,17 @@ def _run_of_kids(editor: PlanEditor, record: int, kids: Sequence[int]) -> tuple[
     return None
 
 
-# Calls of the target that do more than their namesakes: a norm folded into the convolution, an
-# activation that multiplies too.
+# Calls of the target that do more than the reference calls of the same name: a convolution with a
+# folded norm, an activation that multiplies too.
 #
-# What such a call makes is what the reference makes a little later. The calls of the reference up
-# to there have no partner; they are replayed together, between tensors that both runs show.
+# The output of such a call corresponds to a later output of the reference. The reference calls in
+# between have no partner; they are replayed together, between tensors that both runs show.
 
 _NORMS = ("batchnorm", "batch_norm")
 
 
 def folded(editor: PlanEditor) -> None:
-    """conv and batch norm of the reference are one convolution of the target."""
+    """Pair one target convolution with a convolution and its batch norm in the reference."""
     families: defaultdict[tuple[str, str], list[tuple[CallPair, Call, Call]]] = defaultdict(list)
     readers: defaultdict[int, list[Call]] = defaultdict(list)
     for call in editor.reference.calls:
@@ -445,7 +462,9 @@ def _fold(editor: PlanEditor, pair: CallPair, norm: Call) -> int:
 
 
 def absorbed(editor: PlanEditor) -> None:
-    """Activations of the target that do more: their output is a later one of the reference."""
+    """Pair activations of the target that do more with the later output of the reference that
+    corresponds.
+    """
     fuller: list[CallPair] = []
     partners_of = _partners_of(editor)
     families: defaultdict[tuple[str, str], list[tuple[CallPair, int, int, int]]] = defaultdict(list)
@@ -489,12 +508,14 @@ def absorbed(editor: PlanEditor) -> None:
 
 
 def _are_one(editor: PlanEditor, record: int, other: int) -> bool:
-    """Are two records of the reference one tensor, in another shape perhaps?"""
+    """Whether two records of the reference hold the same elements, perhaps in different shapes."""
     return content_of(editor, "reference", record) == content_of(editor, "reference", other)
 
 
 def _partners_of(editor: PlanEditor) -> dict[int, dict[int, None]]:
-    """Records of the target, before a change of axes, -> their partners in order."""
+    """Records of the target, before any change of axes, mapped to their partners in execution
+    order.
+    """
     in_calls = {r.record for c in editor.target.calls for r in c.refs}
 
     def held(record: int) -> int:
@@ -515,7 +536,9 @@ def _partners_of(editor: PlanEditor) -> dict[int, dict[int, None]]:
 
 
 def _takes_more(editor: PlanEditor, pair: CallPair, side: str) -> bool:
-    """Does this side's call read a multiple of the other's elements, and so do more?"""
+    """Whether this side's call reads a whole multiple of the elements that its partner reads, and
+    so does more.
+    """
     inputs = [s for s in pair.slots if is_input(s.reference_slot)]
     inputs += [] if inputs else _unmatched_inputs(editor, pair)
     counts = [
@@ -542,7 +565,9 @@ def _unmatched_inputs(editor: PlanEditor, pair: CallPair) -> list[SlotPair]:
 
 
 def _as_elsewhere(editor: PlanEditor, pairs: Sequence[CallPair]) -> None:
-    """Pair the tensors of calls that do more than their partners with partners elsewhere."""
+    """Pair the tensors of calls that do more than their partners with the partners these tensors
+    have in other calls.
+    """
     partners = editor.partners({p.reference for p in pairs})
     for pair in pairs:
         call = editor.reference.calls[pair.reference]
@@ -556,7 +581,9 @@ def _as_elsewhere(editor: PlanEditor, pairs: Sequence[CallPair]) -> None:
 
 
 def _nearer(editor: PlanEditor, later: int, output: int, target_output: int) -> bool:
-    """Is the target's tensor the later one of the reference's, and not the call's own output?"""
+    """Whether the target's output is nearer to the later output of the reference than to the output
+    of the call's own partner.
+    """
     arrays = (
         editor.array("reference", later),
         editor.array("reference", output),
@@ -570,29 +597,30 @@ def _nearer(editor: PlanEditor, later: int, output: int, target_output: int) -> 
     return clear_best([distance(a, y.reshape(a.shape)), distance(b, y.reshape(b.shape))]) == 0
 
 
-# Fused calls of the target in dumps of graphs: which of their inputs belong to calls of the
-# reference before their namesakes.
+# Fused calls of the target in dumps of graphs: which of their inputs belong to reference calls that
+# come before the call of the same name.
 #
-# A kernel that normalises, scales and adds is recorded as the addition. It is given what the
-# first of the operators that it carries out is given, under slots that the reference's addition
-# has for what the operators between have made of it. Paired by their slots, both would differ by
-# all that lies between.
+# A kernel that normalises, scales and adds is recorded as the addition. It reads the inputs of the
+# first operator it carries out, in slots where the reference's addition reads the results of the
+# operators in between. Paired by slot, the two inputs would differ by all that these operators do.
 
 Content = str | int
-"""What stands for the elements of a record, in whatever shape: their hash, or the record."""
+"""Identifies the elements of a record, whatever its shape: their hash, or the record itself."""
 
 
 def content_of(editor: PlanEditor, side: str, record: int) -> Content:
-    """What stands for the elements of a record of one side, or of one made of the target's."""
+    """The hash of a record's elements, or its number without one. side: of the record; records
+    derived from the target's are included.
+    """
     return editor.record(side, record).hash or record
 
 
 def part_inputs(editor: PlanEditor) -> None:
-    """Leave inputs of fused calls without partners where calls before their namesakes, which have
-    no partner either, are given these tensors.
+    """Remove inputs of fused target calls from the pairs where unpaired reference calls before the
+    partner read these tensors.
 
-    What a fused call makes is what its namesake makes, as far as a fault may be off: one that was
-    left out, a scale, say, shows there.
+    The output of the fused call stays paired with its partner's output. They may differ by a fault:
+    a scale that was left out, for example, shows there.
     """
     if not editor.free_reference:
         return
@@ -616,7 +644,7 @@ def part_inputs(editor: PlanEditor) -> None:
             if alike & before.read and not alike & across:
                 fused.add(ref.slot)
         if fused and _makes_the_same(editor, pair):
-            # none of them is left over: they belong to the calls before
+            # these inputs are not left over: they belong to the calls before
             editor.pairs[call.id] = replace(
                 pair,
                 slots=tuple(
@@ -632,7 +660,7 @@ def part_inputs(editor: PlanEditor) -> None:
 
 
 def _makes_the_same(editor: PlanEditor, pair: CallPair) -> bool:
-    """Are the outputs of a pair roughly the same? False where elements are missing."""
+    """Whether the outputs of a pair are roughly the same. False where elements are missing."""
     outputs = [slot for slot in pair.slots if is_output(slot.reference_slot)]
     return bool(outputs) and all(
         _are_alike(
@@ -644,7 +672,9 @@ def _makes_the_same(editor: PlanEditor, pair: CallPair) -> bool:
 
 
 def _are_alike(reference: Array | None, target: Array | None) -> bool:
-    """Of the elements that differ alone: what a mask fills in would drown the others."""
+    """Whether two tensors agree on the elements that differ at all; equal fill values of a mask
+    would hide the difference.
+    """
     if reference is None or target is None or reference.size != target.size:
         return False
     a, b = reference.reshape(-1), target.reshape(-1)
@@ -653,7 +683,7 @@ def _are_alike(reference: Array | None, target: Array | None) -> bool:
 
 
 class _Before(NamedTuple):
-    """What the calls without a partner that lead into a call are given, and make."""
+    """What the unpaired calls that lead into a call read, and what they make."""
 
     read: set[Content]
     made: set[Content]
@@ -669,7 +699,8 @@ def _before(editor: PlanEditor, call: Call, makers: LastWriters) -> _Before:
         if reader is not call:
             before.read.update(contents)
         for content in contents:
-            # of several that made the same, a sum with zeros say, the last before the reader
+            # of several calls that made equal tensors (a sum with zeros), the last before the
+            # reader
             maker = makers.before(reader, content)
             if maker is None or maker.id not in editor.free_reference:
                 continue
@@ -681,7 +712,9 @@ def _before(editor: PlanEditor, call: Call, makers: LastWriters) -> _Before:
 
 
 def _same_contents(editor: PlanEditor) -> Mapping[Content, set[Content]]:
-    """Contents of the target -> those of the reference that are outputs of the same calls."""
+    """Contents of the target mapped to the contents of the reference that are outputs of paired
+    calls.
+    """
     same: defaultdict[Content, set[Content]] = defaultdict(set)
     for pair in editor.pairs.values():
         for slot in pair.slots:
@@ -694,16 +727,16 @@ def _same_contents(editor: PlanEditor) -> Mapping[Content, set[Content]]:
 # A residual stream that one run keeps as one tensor and the other as two, to be added later:
 # `hidden + residual`.
 #
-# Serving engines hand both through the layers and add them inside the next norm, in place.
+# Serving engines pass both through the layers and add them inside the next norm, in place.
 
-_MOST = 4  # tensors of one call that are tried
+_MOST = 4  # tensors of one call that are tried at most
 
 Chosen = tuple[int, ...]  # which of the target's tensors are added
 
 
 class _Place(NamedTuple):
-    """A tensor of one call of a pair, and the (slot, record) of those of the other that it may be
-    the sum of. call: the reference's.
+    """A tensor of one call of a pair, and the (slot, record) of the other call's tensors of which
+    it may be one, or the sum of two. call: id of the reference's call.
     """
 
     call: int
@@ -713,7 +746,9 @@ class _Place(NamedTuple):
 
 
 def streams(editor: PlanEditor) -> None:
-    """Where a call has more tensors of one size than its partner: which of them, or which sum."""
+    """Where a call has more tensors of one size than its partner, choose the tensor, or the sum of
+    two, that corresponds to the partner's.
+    """
     decided = _decided(editor, "target")
     _set_sums(editor, decided)
     sums = sum(len(picked) > 1 for _, picked in decided)
@@ -725,10 +760,10 @@ def streams(editor: PlanEditor) -> None:
 
 
 def _decided(editor: PlanEditor, many: str) -> list[tuple[_Place, Chosen]]:
-    """What is chosen for every place. many: the side that has more tensors.
+    """The choice for every place that can be decided. many: the side that has more tensors.
 
-    Where a fault blurs the data: as in the same classes elsewhere, then as that tensor was made
-    where it was met before.
+    Where a fault hides the answer in the data, the choice follows calls of the same classes
+    elsewhere, then the sum already chosen for the same tensor at another call.
     """
     families: defaultdict[tuple[object, ...], list[_Place]] = defaultdict(list)
     for place in _places(editor, many):
@@ -814,7 +849,7 @@ def _kind(editor: PlanEditor, place: _Place) -> tuple[object, ...]:
 
 
 def _chosen(editor: PlanEditor, places: Sequence[_Place], many: str) -> Chosen | None:
-    """Which tensor or sum of two is the other side's, by the data of a few siblings."""
+    """Which tensor, or sum of two, equals the other side's tensor, by the data of a few siblings."""
     count = len(places[0].fits)
     candidates: list[Chosen] = [
         *((i,) for i in range(count)),
@@ -836,7 +871,7 @@ def _chosen(editor: PlanEditor, places: Sequence[_Place], many: str) -> Chosen |
 
 
 def _set_sums(editor: PlanEditor, chosen: Iterable[tuple[_Place, Chosen]]) -> None:
-    """Pair the slot of the reference with what was chosen instead."""
+    """Pair the slot of the reference with the chosen tensor or sum."""
     for (call, slot, record, fits), picked in chosen:
         bound = {identifier(fits[i][0]): [fits[i][1]] for i in picked}
         node: ex.Node = (
@@ -863,7 +898,9 @@ def _set_sums(editor: PlanEditor, chosen: Iterable[tuple[_Place, Chosen]]) -> No
 
 
 def _split_reference(editor: PlanEditor) -> None:
-    """Where the reference has more: pair its tensors as elsewhere, or with equal ones."""
+    """Where the reference has more tensors, pair them with the partners they have in other calls,
+    or with equal tensors.
+    """
     split: defaultdict[int, set[str]] = defaultdict(set)
     for place, picked in _decided(editor, "reference"):
         if len(picked) > 1:
@@ -881,7 +918,7 @@ def _split_reference(editor: PlanEditor) -> None:
     for call, slots in dropped.items():
         editor.set_slots(call, slots)
     alike = _alike(editor, split)
-    # What a leaf makes is in its partner's call; what it is given may be in none but the one that
+    # The output of a leaf lies in its partner's call. Its input may appear only in the call that
     # made it.
     leaves = [call for call in split if editor.reference.calls[call].leaf]
     for calls, kinds_now in (
@@ -911,7 +948,9 @@ def _split_reference(editor: PlanEditor) -> None:
 def _alike(
     editor: PlanEditor, split: Mapping[int, set[str]]
 ) -> dict[tuple[int, str], tuple[int, str]]:
-    """Which tensor of the target's call each slot holds, by data, for siblings together."""
+    """The tensor of the target's call that each reference slot corresponds to, decided by data for
+    siblings together: (call, slot) -> (record, slot).
+    """
     families: defaultdict[tuple[object, ...], list[_Place]] = defaultdict(list)
     for call in split:
         pair = editor.pairs[call]
