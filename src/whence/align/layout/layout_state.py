@@ -1,4 +1,4 @@
-"""Paired tensors while it is decided how those of the target lie."""
+"""The pairs of a plan while the layout of the target's tensors is being decided."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from whence.records.slots import is_input, is_param
 from whence.results import CallPair, Plan, SlotPair
 
 TensorPair = tuple[int, int]  # a record of the reference, and one of the target
-# paired tensors of siblings, with the call of the reference and the slots they were met in
+# paired tensors of sibling calls: for each, the reference call and the slots where it first occurs
 Family = dict[TensorPair, tuple[int, SlotPair]]
 
 
 class LayoutState(PlanEditor):
-    """decided: how tensors of the target are brought to the axes of their partners, and why.
-    modules: calls by module of both sides.
+    """decided: for each pair of tensors, the expression that brings the target's to its partner's
+    axes, and the evidence. modules: reference calls by the modules of the pair they belong to.
 
-    channel_orders: orders of channels found in weights, by the module that these are in.
+    channel_orders: orders of channels found in weights, by the scope of the enclosing module.
     """
 
     def __init__(self, reference: Run, target: Run, plan: Plan) -> None:
@@ -37,7 +37,7 @@ class LayoutState(PlanEditor):
             self.modules[self.module(pair)].append(call)
 
     def arrays(self, tensors: TensorPair) -> tuple[Array, Array] | None:
-        """Elements of both, None where one was not kept."""
+        """The elements of both tensors; None where one of them was not stored."""
         a, b = self.array("reference", tensors[0]), self.array("target", tensors[1])
         return (a, b) if a is not None and b is not None else None
 
@@ -45,12 +45,14 @@ class LayoutState(PlanEditor):
         return self.reference.records[tensors[0]], self.target.records[tensors[1]]
 
     def module(self, pair: CallPair) -> tuple[str, str, str, str]:
-        """The modules of a pair."""
+        """(root, scope) of the pair's reference call, then (root, scope) of its target call."""
         call, target_call = self.calls(pair)
         return call.root, call.scope, target_call.root, target_call.scope
 
     def families(self, kinds: tuple[str, ...]) -> Iterator[Family]:
-        """Paired tensors of siblings of one name and shape, with where each was first met."""
+        """Pairs of tensors in slots of these kinds, grouped by starred name, slot, shape and dtype;
+        pairs that are equal bit by bit are left out.
+        """
         out: defaultdict[tuple[object, ...], Family] = defaultdict(dict)
         for call_id, pair in self.pairs.items():
             names: tuple[str, str] | None = None
@@ -78,7 +80,7 @@ class LayoutState(PlanEditor):
 
     @cached_property
     def equal_parameters(self) -> Counter[tuple[str, str, tuple[int, ...]]]:
-        """How many parameters of one starred name, slot and shape are equal bit by bit."""
+        """Number of paired parameters that are equal bit by bit, by starred scope, slot and shape."""
         places = {
             s.records: (p, s) for p in reversed(self.pairs.values()) for s in reversed(p.slots)
         }
@@ -92,7 +94,7 @@ class LayoutState(PlanEditor):
 
     @cached_property
     def readers(self) -> dict[int, list[int]]:
-        """Calls of the reference by the records they read, as far as these have partners."""
+        """Ids of the reference calls that read each record, for paired slots only."""
         out: defaultdict[int, list[int]] = defaultdict(list)
         for call, pair in self.pairs.items():
             for slot in pair.slots:
@@ -101,7 +103,7 @@ class LayoutState(PlanEditor):
         return out
 
     def agree(self, tensors: TensorPair) -> bool:
-        """Does some way the shapes allow make them one?"""
+        """Whether some expression that the shapes allow makes the two tensors agree."""
         a, b = self.records(tensors)
         arrays = self.arrays(tensors)
         if arrays is None:
@@ -112,7 +114,9 @@ class LayoutState(PlanEditor):
         )
 
     def resemble(self, tensors: TensorPair) -> bool:
-        """Are they one as they were decided to lie, or in some way that the shapes allow?"""
+        """Whether the two tensors agree in the layout decided for them or, without one, in any
+        layout that the shapes allow.
+        """
         arrays = self.arrays(tensors)
         if arrays is not None and tensors in self.decided:
             return distance(arrays[0], applied(self.decided[tensors][0], arrays[1])) < AGREES

@@ -21,7 +21,7 @@ _WORDS = "makes what the root of the other run returns"
 
 
 def heads(editor: PlanEditor) -> None:
-    """Pair what one root returns with a call beside the other root, then what roots return."""
+    """Pair a root's returned logits with a call beside the other root, then pair what roots return."""
     roots = {
         c.id: editor.pairs[c.id]
         for c in editor.reference.calls
@@ -68,7 +68,9 @@ def heads(editor: PlanEditor) -> None:
 
 
 def _returned(call: Call, slots: Iterable[str], run: Run) -> list[Ref]:
-    """What a root returns in these slots: numbers with rows and channels, no caches."""
+    """The references of a root's outputs in these slots that may be logits: floating, 2-D or more,
+    not empty, and no caches.
+    """
     names = set(slots)
     refs = [r for r in call.slots("output") if r.slot in names]
     return [r for r in refs if _is_scores(run, r.record) and not r.slot.startswith("output.past")]
@@ -80,7 +82,7 @@ def _is_scores(run: Run, record: int) -> bool:
 
 
 def _maker(calls: Iterable[Call], root: Call, record: int) -> Call | None:
-    """The innermost call of a root that made this tensor."""
+    """The innermost call below this root that made this tensor."""
     makers = [
         c
         for c in calls
@@ -94,7 +96,9 @@ def _maker(calls: Iterable[Call], root: Call, record: int) -> Call | None:
 def _only_scorer(
     calls: Iterable[Call], root: Call, run: Run, across: Run, record: int
 ) -> Call | None:
-    """The only free call beside or below the root that makes as many rows and channels."""
+    """The only call beside the root or right below it whose single output has the element count and
+    last extent of `record`, a record of the run `across`; None without one or with several.
+    """
     scores = across.records[record]
 
     def fits(call: Call) -> bool:

@@ -1,8 +1,9 @@
-"""Channels: which vector along one axis of a tensor is which of another, and how to write that as a
+"""Finds how the channels of one tensor are permuted in another, and writes the permutation as a
 dims expression.
 
-The rows of a weight tell where a fused or rearranged layer keeps each of its outputs; they are
-found by their bytes, so that the answer is exact, and serve for the bias and the activations too.
+The rows of a weight show where a fused or rearranged layer keeps each output channel. Rows are
+matched by their bytes, so the permutation is exact; it also applies to the bias and the
+activations.
 """
 
 from __future__ import annotations
@@ -20,11 +21,13 @@ from whence.align import dims as ex
 from whence.dtypes import Array
 
 Order = npt.NDArray[np.int64]
-_MOST_GRIDS = 4000  # ways to cut an axis in three that are tried before an order is written out
+_MOST_GRIDS = (
+    4000  # ways to split an axis in three that are tried before the indices are listed one by one
+)
 
 
 def common(reference: Array, target: Array) -> tuple[Array, Array]:
-    """Both in the coarser of their floating dtypes, to which the other was rounded."""
+    """Both tensors in the coarser of their floating dtypes; the run with that dtype rounded to it."""
     a, b = dtypes.of(reference), dtypes.of(target)
     if a.name == b.name or not (a.is_floating and b.is_floating):
         return reference, target
@@ -35,11 +38,11 @@ def common(reference: Array, target: Array) -> tuple[Array, Array]:
 
 
 def located(reference: Array, source: Array) -> Order | None:
-    """For every row of `reference` (n, k) the row of `source` (m, k) with the same bytes, -1 where
-    there is none.
+    """For every row of `reference` (n, k) the index of the row of `source` (m, k) with the same
+    bytes, -1 where there is none.
 
-    Rows that are alike are taken in order. None where the rows have other lengths or kinds, or less
-    than half of them is found.
+    Equal rows are taken in order. None where row lengths or dtypes differ, or where at most half of
+    the rows are found.
     """
     if (
         reference.ndim != 2
@@ -65,11 +68,11 @@ def located(reference: Array, source: Array) -> Order | None:
 
 
 def completed(order: Order, extent: int) -> Order | None:
-    """An order with its gaps filled by the simplest rule that all known places follow; None when
-    there is none.
+    """A permutation with its unknown places filled by the simplest rule that all known places
+    follow; None when no rule does.
 
-    order: -1 where a row was not found (it differs between the runs), at most half of them. extent:
-    of the axis the places are on.
+    order: -1 where a row was not found (it differs between the runs), for at most half of them.
+    extent: of the axis that the places index.
     """
     is_known = order >= 0
     if is_known.all():
@@ -83,7 +86,9 @@ def completed(order: Order, extent: int) -> Order | None:
 
 
 def _simple(extent: int, n: int, start: int) -> Iterator[Order]:
-    """Simple orders of n places: a stretch, blocks at a distance, an axis cut and turned."""
+    """Simple permutations of n places: a contiguous range, blocks at equal distances, or an axis
+    split in two or three and transposed.
+    """
     if 0 <= start <= extent - n:
         yield np.arange(start, start + n)
     if extent > n:
@@ -104,7 +109,9 @@ def _divisors(n: int) -> list[int]:
 
 
 def _turned(n: int) -> Iterator[tuple[tuple[int, int, int], tuple[int, int, int], Order]]:
-    """(axis cut in three, their order, places) of every way to turn an axis, few parts first."""
+    """Yields (extents of the axis split in three, their new order, places) for every transposition
+    of a split axis, the coarsest splits first.
+    """
     grids = [(a, b, n // a // b) for a in _divisors(n) for b in _divisors(n // a)]
     grids = sorted((g for g in grids if sum(x > 1 for x in g) >= 2), key=lambda g: sorted(g)[1])
     for grid in itertools.islice(grids, _MOST_GRIDS):
@@ -116,7 +123,9 @@ def _turned(n: int) -> Iterator[tuple[tuple[int, int, int], tuple[int, int, int]
 
 
 def taken(of: ex.Node, shape: tuple[int, ...], axis: int, order: Order) -> ex.Node:
-    """The tensor with these places of one axis, written plainly. shape: of `of`."""
+    """The expression that takes the indices `order` along `axis` of a tensor, in its simplest form.
+    shape: the shape of `of`.
+    """
     axis %= len(shape)
     extent, n = shape[axis], len(order)
     if n == extent and np.array_equal(order, np.arange(n)):

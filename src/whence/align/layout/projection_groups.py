@@ -1,4 +1,6 @@
-"""Calls that may be one call of the other run: parents, inputs and extents propose them."""
+"""Proposes calls of one run that may together be one call of the other, by parents, inputs and
+extents.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,7 @@ from whence.results import CallPair
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Calls that may be one call of the other run. parts: in order of execution."""
+    """Calls of one run that may together be one call of the other. parts: in execution order."""
 
     parts: tuple[Call, ...]
     whole: Call
@@ -26,12 +28,12 @@ class Group:
 
 
 def across(side: str) -> str:
-    """The other side."""
+    """The name of the other side."""
     return "target" if side == "reference" else "reference"
 
 
 def extent(editor: PlanEditor, side: str, call: Call) -> int:
-    """How many channels a call makes, 0 where that is not one number."""
+    """Number of output channels of a call; 0 where it is not a single number."""
     outputs = call.slots("output")
     if not outputs:
         return 0
@@ -40,13 +42,15 @@ def extent(editor: PlanEditor, side: str, call: Call) -> int:
 
 
 def weight(editor: PlanEditor, side: str, call: Call) -> int | None:
-    """The record of a call's first matrix of parameters."""
+    """The record of a call's first 2-D parameter; None without one."""
     params = (r.record for r in call.slots("param"))
     return next((r for r in params if len(editor.record(side, r).shape) == 2), None)
 
 
 def groups(editor: PlanEditor) -> Iterator[Group]:
-    """Groups of leaves without a partner of their extent, below paired parents."""
+    """Groups of leaf calls that have no partner, or a partner of another extent, below paired
+    parents.
+    """
     loose = [p for p in editor.pairs.values() if _is_loose(editor, p)]
     leaves = {i for i in editor.free_reference if _is_leaf(editor, "reference", i)}
     free = leaves | {p.reference for p in loose}
@@ -74,7 +78,7 @@ def _is_leaf(editor: PlanEditor, side: str, call: int) -> bool:
 
 
 def _above(calls: Sequence[Call], call: int, paired: Container[int]) -> int:
-    """The innermost call around one that is paired, -1 for none."""
+    """The innermost enclosing call that is paired; -1 for none."""
     parent = calls[call].parent
     while parent >= 0 and parent not in paired:
         parent = calls[parent].parent
@@ -82,7 +86,9 @@ def _above(calls: Sequence[Call], call: int, paired: Container[int]) -> int:
 
 
 def _is_loose(editor: PlanEditor, pair: CallPair) -> bool:
-    """Are these two leaves that were paired although one makes more than the other?"""
+    """Whether two paired leaf calls differ in their number of output channels, so that the pairing
+    may be wrong.
+    """
     if editor.is_fixed(pair.reference):
         return False
     calls = {
@@ -104,7 +110,9 @@ def _is_loose(editor: PlanEditor, pair: CallPair) -> bool:
 def _sums_of(
     editor: PlanEditor, side: str, parts: Sequence[Call], wholes: Sequence[Call]
 ) -> Iterator[Group]:
-    """Neighbours that read one tensor and make as many channels as one call across."""
+    """Neighbouring calls that read one tensor and together make as many channels as one call of the
+    other run.
+    """
     by_input: defaultdict[object, list[Call]] = defaultdict(list)
     for call in sorted(parts, key=lambda c: c.order):
         inputs = call.slots("input")
@@ -116,7 +124,7 @@ def _sums_of(
         for chosen in (c for members in by_input.values() for c in _neighbours(members)):
             if not width or sum(extent(editor, side, c) for c in chosen) != width:
                 continue
-            # One module called many times under one parent: the k-th time is paired with the k-th.
+            # A module is called many times under one parent: its k-th call is paired with the k-th.
             name = whole.scope, tuple(c.scope for c in chosen)
             if {c.occurrence for c in chosen} == {whole.occurrence} or not counts[name]:
                 counts[name] += 1

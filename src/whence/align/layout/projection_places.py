@@ -1,4 +1,6 @@
-"""Where channels of the parts of a fused call lie in the whole, told by weights or by outputs."""
+"""Finds where the channels of each part of a fused call lie in the whole call, by weights or by
+outputs.
+"""
 
 from __future__ import annotations
 
@@ -14,11 +16,13 @@ from whence.align.layout.projection_groups import Group, extent, weight
 from whence.align.plan_editor import PlanEditor
 from whence.dtypes import Array
 
-Places = tuple[tuple[int, ...], ...]  # of each part: where its channels lie in the whole
+Places = tuple[tuple[int, ...], ...]  # for each part: the indices of its channels in the whole
 
 
 def by_weights(editor: PlanEditor, group: Group) -> tuple[Places, bool, int] | None:
-    """(places of the parts' rows in the whole's weight, is it turned, rows found)."""
+    """(indices of the parts' rows in the whole's weight, whether the weight is transposed, number
+    of rows found); None where weights do not tell.
+    """
     side = group.parts_side
     whole = editor.array(group.whole_side, weight(editor, group.whole_side, group.whole))
     parts = [editor.array(side, weight(editor, side, c)) for c in group.parts]
@@ -49,7 +53,9 @@ def by_weights(editor: PlanEditor, group: Group) -> tuple[Places, bool, int] | N
 
 
 def _is_elsewhere(editor: PlanEditor, group: Group, part: Array) -> bool:
-    """Are the rows of a part in another call beside the whole? Then it is no part of this one."""
+    """Whether the rows of a part occur in another call beside the whole, so that it is not a part
+    of it.
+    """
     side = group.whole_side
     for k in editor.kids(side).get(group.whole.parent, ()):
         if k != group.whole.id:
@@ -62,7 +68,9 @@ def _is_elsewhere(editor: PlanEditor, group: Group, part: Array) -> bool:
 
 
 def _filled(located: Sequence[permutations.Order | None], extents: Sequence[int]) -> Places | None:
-    """Places of all parts; one that was not found gets what the others leave."""
+    """The indices of all parts' channels; one part that was not found gets the indices that the
+    others leave. None where they do not cover the whole exactly once.
+    """
     total = sum(extents)
     orders = [permutations.completed(f, total) if f is not None else None for f in located]
     missing = [i for i, order in enumerate(orders) if order is None]
@@ -77,7 +85,9 @@ def _filled(located: Sequence[permutations.Order | None], extents: Sequence[int]
 
 
 def by_outputs(editor: PlanEditor, group: Group) -> Places | None:
-    """Places of the parts' channels by outputs: one part after another, or in blocks of heads."""
+    """The indices of the parts' channels by their outputs: one part after another, or interleaved
+    in blocks of heads.
+    """
     side = group.parts_side
     whole = editor.array(group.whole_side, group.whole.slots("output")[0].record)
     parts = [editor.array(side, c.slots("output")[0].record) for c in group.parts]
@@ -95,7 +105,9 @@ def by_outputs(editor: PlanEditor, group: Group) -> Places | None:
 
 
 def _arrangements(extents: Sequence[int]) -> Iterator[Places]:
-    """Places of parts of these extents: in any order, for any number of groups."""
+    """Candidate indices for parts of these extents: the parts in any order, in any number of equal
+    groups.
+    """
     for groups in range(1, math.gcd(*extents) + 1):
         if any(n % groups for n in extents):
             continue

@@ -1,4 +1,4 @@
-"""Which of the tensors that another was joined from holds an element, and so a fault."""
+"""Names the source tensors of given elements of a joined tensor, to locate a fault in its sources."""
 
 from __future__ import annotations
 
@@ -20,8 +20,9 @@ def named(
     record: int,
     different: npt.NDArray[np.bool_],
 ) -> tuple[str, ...]:
-    """Names of the tensors that the different elements of a joined one come from; () where that is
-    all of them, or it is not joined. tensors: by record. different: of the shape of the record.
+    """Names of the source tensors that the differing elements of a joined tensor come from; ()
+    where these are all sources, or where the tensor is not joined. tensors: how records were made,
+    by record. different: a mask of the record's shape.
     """
     names: list[str] = []
     labels = _labels(tensors, records, record, "", names)
@@ -34,7 +35,9 @@ def named(
 def _labels(
     tensors: Mapping[int, Made], records: Sequence[Record], record: int, name: str, names: list[str]
 ) -> Labels | None:
-    """For every element the index in `names` of its tensor; None where elements are computed."""
+    """For every element, the index in `names` of its source tensor; None where elements are
+    computed from several. Appends to `names`.
+    """
     how = tensors.get(record)
     if how is None:
         names.append(name)

@@ -1,7 +1,8 @@
 """Rejects a row permutation when other tensors along the same axis were not permuted.
 
-An order of the outputs of a module is a layout only where all that has this axis agrees with it.
-Rows in another order beside a bias in the given one are a fault of the weight.
+A permutation of a module's output channels is a layout only where every tensor with this axis
+agrees with it. Permuted rows of a weight beside a bias in its original order are a fault of the
+weight.
 """
 
 from __future__ import annotations
@@ -19,18 +20,18 @@ from whence.results import SlotPair
 
 
 def is_refuted(state: LayoutState, call: int, slot: SlotPair, places: Order) -> bool:
-    """Does anything in the module itself speak against this order of a parameter's rows?"""
+    """Whether another tensor of the module contradicts this permutation of a parameter's rows."""
     return _vector_stays(state, call, slot, places) or _mixes_groups(state, call, slot, places)
 
 
 def is_equal(a: Record, b: Record) -> bool:
-    """Are these bit by bit the same as recorded?"""
+    """Whether two records are equal in shape, dtype and every bit."""
     return bool(a.hash) and a.hash == b.hash and a.shape == b.shape and a.dtype == b.dtype
 
 
 def undo_moves_of_equal_parameters(state: LayoutState) -> None:
-    """Take back the orders of modules in which a parameter would differ only because it was moved
-    here.
+    """Drop the layouts decided for a module where they would make a parameter differ that is equal
+    as recorded.
     """
     for calls in state.modules.values():
         tensors = [
@@ -49,7 +50,7 @@ def undo_moves_of_equal_parameters(state: LayoutState) -> None:
 
 
 def _vector_stays(state: LayoutState, call: int, slot: SlotPair, places: Order) -> bool:
-    """Is a bias or another vector of the module's outputs equal in the given order?"""
+    """Whether a bias or another vector of the module's outputs is equal without the permutation."""
     slots = [
         s
         for sibling in state.modules[state.module(state.pairs[call])]
@@ -62,7 +63,8 @@ def _vector_stays(state: LayoutState, call: int, slot: SlotPair, places: Order) 
         if len(state.reference.records[s.reference_record].shape) > 1
     }
     shape = state.reference.records[slot.reference_record].shape
-    # A vector as long as the inputs may belong to these, and one of several weights to another.
+    # A vector as long as the inputs may belong to the inputs, and one beside several weights to
+    # another weight.
     is_alone = len(matrices) == 1 and shape[0] != shape[1]
     return any(
         _stays(state, s.records, places)
@@ -76,7 +78,7 @@ def _vector_stays(state: LayoutState, call: int, slot: SlotPair, places: Order) 
 
 
 def _stays(state: LayoutState, tensors: TensorPair, places: Order) -> bool:
-    """Is this vector equal on both sides, and would another order have changed it?"""
+    """Whether this vector is equal on both sides and would change under the permutation."""
     a, b = state.records(tensors)
     if a.shape != (len(places),) or not is_equal(a, b):
         return False
@@ -87,9 +89,9 @@ def _stays(state: LayoutState, tensors: TensorPair, places: Order) -> bool:
 
 
 def _mixes_groups(state: LayoutState, call: int, slot: SlotPair, places: Order) -> bool:
-    """Does the order give rows of a grouped convolution other inputs than they had?
+    """Whether the permutation gives rows of a grouped convolution other input channels than before.
 
-    Whole groups may change places only where the channels of the input do.
+    Whole groups may be permuted only where the channels of the input are permuted too.
     """
     shape = state.reference.records[slot.reference_record].shape
     if len(shape) < 3 or shape[0] != len(places):
@@ -111,7 +113,7 @@ def _mixes_groups(state: LayoutState, call: int, slot: SlotPair, places: Order) 
 
 
 def _repeats(state: LayoutState, tensors: TensorPair, groups: Order, axis: int) -> bool:
-    """Is this input the same with its groups of channels in this order?"""
+    """Whether this input stays the same when its groups of channels are permuted like this."""
     array = state.array("reference", tensors[0])
     if array is None:
         return False
@@ -121,9 +123,10 @@ def _repeats(state: LayoutState, tensors: TensorPair, groups: Order, axis: int) 
 
 
 def is_read_unmoved(state: LayoutState, call: int, places: Order) -> bool:
-    """Do modules read these outputs with weights that did not move, so that none undoes the order?
+    """Whether later modules read these outputs with weights that were not permuted, so that nothing
+    undoes the permutation.
 
-    Modules without parameters between them are passed through, unless what they return agrees.
+    Modules without parameters in between are followed through, unless their output agrees.
     """
     if any(_receives_moved(state, reader, places) for reader in _later_siblings(state, call)):
         return True
@@ -161,13 +164,14 @@ def _later_siblings(state: LayoutState, call: int) -> list[int]:
 
 
 def _receives_moved(state: LayoutState, reader: int, places: Order) -> bool:
-    """Does code between modules hand the channels on in this order to parameters that did not
-    move?
+    """Whether code between modules passes the channels, permuted, to parameters that were not
+    permuted.
     """
     outputs, parameters = _tensors(state, reader, is_output), _tensors(state, reader, is_param)
     if not _keeps_columns(state, parameters, outputs, places):
         return False
-    # A matrix has its channels last, a filter in front of its places, a vector either way.
+    # The channels of a matrix product lie last, those of a convolution before the spatial axes,
+    # those beside a vector in either place.
     dims = max(len(state.reference.records[r].shape) for r, _ in parameters)
     for s in state.pairs[reader].slots:
         tensors = s.records
@@ -188,14 +192,14 @@ def _receives_moved(state: LayoutState, reader: int, places: Order) -> bool:
 
 
 def _tensors(state: LayoutState, call: int, is_meant: Callable[[str], bool]) -> list[TensorPair]:
-    """The pairs of tensors of a call in such slots."""
+    """The pairs of tensors in those slots of a call for which `is_meant` is true."""
     return [s.records for s in state.pairs[call].slots if is_meant(s.reference_slot)]
 
 
 def _keeps_columns(
     state: LayoutState, parameters: list[TensorPair], outputs: list[TensorPair], places: Order
 ) -> bool:
-    """Have the parameters of a reader this axis, and are they equal in the given order?"""
+    """Whether a parameter of a reader has this axis and is equal without the permutation."""
     for tensors in parameters:
         a, b = state.records(tensors)
         if len(a.shape) < 2 or a.shape[1] != len(places) or not is_equal(a, b):

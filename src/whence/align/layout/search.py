@@ -1,4 +1,6 @@
-"""Tensors of paired calls in other axes: flattened, transposed, padded, channels reordered."""
+"""Finds the layout of the target's tensors where it differs: flattened, transposed, padded,
+channels permuted.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,9 @@ from whence.results import Plan, SlotPair
 
 
 def laid_out(reference: Run, target: Run, plan: Plan) -> tuple[Run, Plan]:
-    """Give the target's tensors their partners' axes. Reads a few of each family of siblings."""
+    """Bring the target's tensors to their partners' axes. Reads a few tensors of each family of
+    siblings.
+    """
     state = LayoutState(reference, target, plan)
     _pair_leftovers(state)
     parameters(state)
@@ -59,7 +63,9 @@ def _with(slot: SlotPair, new_records: dict[TensorPair, int]) -> SlotPair:
 
 
 def _pair_leftovers(state: LayoutState) -> None:
-    """Pair slots that are left on both sides where one layout fits and the data agree."""
+    """Pair slots that are unpaired on both sides where exactly one fits by its shape and the
+    elements agree.
+    """
     agreeing: dict[tuple[object, ...], bool] = {}
     for pair in list(state.pairs.values()):
         if not pair.only_reference or not pair.only_target:
@@ -99,7 +105,9 @@ def _fit(state: LayoutState, tensors: TensorPair) -> bool:
 
 
 def _sentences(state: LayoutState) -> list[str]:
-    """Sentences: how many tensors got other axes, and what of parameters is left out."""
+    """Sentences on how many tensors were brought to other axes, and which parts of parameters are
+    left out.
+    """
     counts = Counter(_brief(str(node)) for node, _ in state.decided.values())
     listed = ", ".join(f"{how} ({count})" for how, count in counts.most_common(3)) + (
         ", ..." if len(counts) > 3 else ""
@@ -128,11 +136,12 @@ def _brief(text: str) -> str:
     return text if len(text) <= 60 else f"{text[:60]} ..."
 
 
-# How the activations of the target lie, by shapes, elements, weights beside them and readers.
+# The layout of the target's activations, by shapes, elements, neighbouring weights and the calls
+# that read them.
 
 
 def activations(state: LayoutState) -> None:
-    """Decide for all tensors but parameters that lie otherwise."""
+    """Decide the layout of every tensor that is not a parameter and whose layout differs."""
     for family in state.families(("input", "output", "mutated", "grad")):
         pairs = [
             tensors
@@ -175,7 +184,9 @@ def activations(state: LayoutState) -> None:
 
 
 def _lie_as_said(state: LayoutState, tensors: TensorPair, call: int) -> bool:
-    """Are both tensors of one shape, and of nodes of one type, whose axes ONNX fixes?"""
+    """Whether both tensors have one shape and belong to nodes of one type, so that ONNX fixes the
+    order of their axes.
+    """
     a, b = state.records(tensors)
     calls = state.calls(state.pairs[call])
     return (
@@ -186,7 +197,9 @@ def _lie_as_said(state: LayoutState, tensors: TensorPair, call: int) -> bool:
 
 
 def _as_in_memory(state: LayoutState, pairs: Sequence[TensorPair], family: Family) -> bool:
-    """Decide for tensors that one side has in a kernel library's order, by their elements."""
+    """Decide, by their elements, for tensors that one side stores in a kernel library's memory
+    order. Returns whether all of them were decided.
+    """
     in_reference, in_target = (
         has_mark(call, Mark.MEMORY_ORDER) for call in state.calls(state.pairs[family[pairs[0]][0]])
     )
@@ -216,7 +229,9 @@ def _as_in_memory(state: LayoutState, pairs: Sequence[TensorPair], family: Famil
 def _as_channels(
     state: LayoutState, pairs: Sequence[TensorPair], family: Family
 ) -> list[TensorPair]:
-    """Decide for tensors whose channels lie as a weight's beside them. Returns the others."""
+    """Decide for tensors whose channels are permuted as in a neighbouring weight. Returns the
+    others.
+    """
     orders = {
         tensors: nodes
         for tensors in pairs
@@ -233,7 +248,8 @@ def _as_channels(
             clear[tensors] = nodes[best]
         else:
             blurred.append(tensors)
-    # Behind a fault nothing agrees: then as the siblings, where there is one order only.
+    # After a fault no permutation agrees: such tensors follow their siblings, where only one
+    # permutation is known.
     if 2 * len(clear) >= len(orders):
         clear.update(
             (tensors, orders[tensors][0]) for tensors in blurred if len(orders[tensors]) == 1
@@ -246,7 +262,9 @@ def _as_channels(
 
 
 def _weight_orders(state: LayoutState, tensors: TensorPair, call: int) -> list[ex.Node]:
-    """Orders of channels of weights in the same module, or in this one, that fit this tensor."""
+    """Channel permutations found in weights of the enclosing module, or of this one, that fit this
+    tensor.
+    """
     scope, shape = state.reference.calls[call].scope, state.records(tensors)[1].shape
     nodes: list[ex.Node] = []
     for places in (
@@ -263,8 +281,8 @@ def _weight_orders(state: LayoutState, tensors: TensorPair, call: int) -> list[e
 
 
 def _head_orders(shape: tuple[int, ...], order: permutations.Order) -> list[ex.Node]:
-    """The same order of a tensor that has heads in an axis of their own, as caches and attention
-    weights do: where the channels of each stay together.
+    """The same permutation for a tensor with an axis of heads, such as caches and attention
+    weights, provided that it keeps the channels of each head together.
     """
     nodes: list[ex.Node] = []
     for axis in range(1, len(shape) - 1):
@@ -281,7 +299,9 @@ def _head_orders(shape: tuple[int, ...], order: permutations.Order) -> list[ex.N
 
 
 def _may_be_turned(state: LayoutState, tensors: TensorPair) -> bool:
-    """Do these differ by much, although their figures are alike?"""
+    """Whether two tensors differ by much although their norms are alike, and their shape allows a
+    permutation of axes.
+    """
     a, b = state.records(tensors)
     if a.statistics is not None and b.statistics is not None:
         x, y = a.statistics.norm, b.statistics.norm
@@ -294,7 +314,9 @@ def _may_be_turned(state: LayoutState, tensors: TensorPair) -> bool:
 
 
 def _may_be_left_out(state: LayoutState, tensors: TensorPair, call: int) -> bool:
-    """May a part of the target's tensor be left out: filler, or made of what only it has?"""
+    """Whether a part of the target's tensor may be left out: it is padding, or made by rows of a
+    parameter that only the target has.
+    """
     for slot in state.pairs[call].slots:
         if is_param(slot.reference_slot):
             a, b = state.records(slot.records)
@@ -314,7 +336,7 @@ def _may_be_left_out(state: LayoutState, tensors: TensorPair, call: int) -> bool
 def _chosen(
     state: LayoutState, pairs: Sequence[TensorPair], possible: Sequence[ex.Node]
 ) -> ex.Node | None:
-    """The way that the elements of a few siblings agree on."""
+    """The expression on which the elements of a few siblings agree; None without one."""
     if len(possible) == 1 and ex.keeps_order(possible[0], state.records(pairs[0])[1].shape):
         return possible[0]
     best = voted(pairs, partial(_nearest, state, possible)) if possible else None
@@ -322,29 +344,31 @@ def _chosen(
 
 
 def _nearest(state: LayoutState, possible: Sequence[ex.Node], tensors: TensorPair) -> int | None:
-    """Which way makes these two one, by far the nearest; None without elements."""
+    """The index of the expression that makes the two tensors agree by far the best; None without
+    one or without elements.
+    """
     arrays = state.arrays(tensors)
     if arrays is None:
         return None
     return clear_best([distance(arrays[0], applied(node, arrays[1])) for node in possible])
 
 
-# How the parameters of the target lie: rows, columns or axes in another order than the
-# reference's.
+# The layout of the target's parameters: rows, columns or axes in another order than in the
+# reference.
 #
-# Parameters come first: equal elements after a change of layout are proof, and the order of a
+# Parameters come first: equal elements after a change of layout are proof, and the permutation of a
 # weight's rows is that of its bias and its outputs. Siblings of one starred name
-# (`layers.*.q_proj`) share one layout, so that a faulty tensor among them is not explained away.
-# A change of order is believed only where what is computed from it agrees again: weights in a
-# wrong order are a fault, weights in another order are not.
+# (`layers.*.q_proj`) share one layout, so that a faulty tensor among them is not explained away. A
+# permutation is accepted only where tensors computed from it agree again: a permuted weight may be
+# a fault of the target or a layout.
 
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """How a parameter of the target lies. kind: "axes" (moved as a whole), "rows" (of its outputs),
-    "columns" (of its inputs).
+    """The layout of a target parameter. kind: "axes" (all axes rearranged), "rows" (output channels
+    permuted) or "columns" (input channels permuted).
 
-    places: of the rows or columns.
+    places: the permutation of the rows or columns.
     """
 
     kind: str
@@ -353,7 +377,7 @@ class Order:
 
 
 def layout_of(reference: Array, target: Array) -> Order | None:
-    """How a parameter of the target becomes the reference's, None where nothing is found."""
+    """The layout by which a target parameter equals the reference's; None where none is found."""
     if reference.shape == target.shape and resembles(reference, target):
         return Order("axes", X)
     for node in candidates(target.shape, reference.shape):
@@ -377,14 +401,14 @@ def layout_of(reference: Array, target: Array) -> Order | None:
 
 
 def parameters(state: LayoutState) -> None:
-    """Decide for parameters in another order, and for the tensors with their channels."""
+    """Decide for permuted parameters, and for the tensors that share their channels."""
     decisions = [
         (layouts, family)
         for family in state.families(("param",))
         if (layouts := _orders_of(state, family))
     ]
-    # The order of inputs is told by what the call makes of them; with these in place it shows what
-    # the order of outputs leads to.
+    # The order of inputs shows in the call's outputs; once the inputs are in place, they show what
+    # the order of the outputs leads to.
     decisions.sort(key=lambda item: next(iter(item[0].values())).kind == "rows")
     for suggested, family in decisions:
         layouts = _unrefuted(state, suggested, family)
@@ -395,9 +419,10 @@ def parameters(state: LayoutState) -> None:
 def _unrefuted(
     state: LayoutState, layouts: dict[TensorPair, Order], family: Family
 ) -> dict[TensorPair, Order]:
-    """The orders that nothing along the same axis speaks against.
+    """The layouts that no other tensor along the same axis contradicts.
 
-    Where few siblings are read by weights that did not move, these weights are the fault.
+    If more than half of the siblings are read by weights that were not permuted, all row
+    permutations of the family are dropped. If only a few are, those weights are at fault.
     """
     rows = {t: np.array(order.places) for t, order in layouts.items() if order.kind == "rows"}
     read = spread(list(rows))
@@ -411,10 +436,12 @@ def _unrefuted(
 
 
 def _orders_of(state: LayoutState, family: Family) -> dict[TensorPair, Order]:
-    """Orders of the parameters of a family, {} where they have the reference's or none is known."""
+    """The layout of each parameter of a family; {} where they have the reference's layout or none
+    is known.
+    """
     pairs = list(family)
     suspects = [tensors for tensors in pairs if _suspect(state, tensors)]
-    # Weights under one name that differ in nothing but a few are a fault in these few.
+    # If only a few of the weights of one name differ, these few are at fault.
     if 2 * len(suspects) <= len(pairs) + _identical_siblings(state, family):
         return {}
     read = spread(suspects)
@@ -438,7 +465,7 @@ def _orders_of(state: LayoutState, family: Family) -> dict[TensorPair, Order]:
 
 
 def _suspect(state: LayoutState, tensors: TensorPair) -> bool:
-    """May these parameters hold the same elements in another order?"""
+    """Whether these parameters may hold the same elements in another order."""
     a, b = state.records(tensors)
     if a.shape != b.shape:
         return True
@@ -451,8 +478,9 @@ def _suspect(state: LayoutState, tensors: TensorPair) -> bool:
 
 
 def _identical_siblings(state: LayoutState, family: Family) -> int:
-    """How many parameters of the same starred name and shape are equal bit by bit. In a sequence a
-    norm has the starred name of a matrix beside it, and says nothing of how that lies.
+    """Number of parameters with the same starred name, slot and shape that are equal bit by bit.
+    The shape counts too: in a sequence a norm has the starred name of a neighbouring matrix and
+    tells nothing of its layout.
     """
     (tensors, (call, slot)) = next(iter(family.items()))
     scope, shape = starred(state.reference.calls[call].scope), state.records(tensors)[0].shape
@@ -465,7 +493,9 @@ def _layout_of(state: LayoutState, tensors: TensorPair) -> Order | None:
 
 
 def _by_shape(state: LayoutState, pairs: Iterable[TensorPair]) -> None:
-    """Where data say nothing, a layout that is the only one possible, and hides no element."""
+    """Where the elements tell nothing, decide for the only layout that the shapes allow, if it
+    drops no element.
+    """
     for tensors in pairs:
         a, b = state.records(tensors)
         nodes = ways(b.shape, a.shape)
@@ -474,7 +504,9 @@ def _by_shape(state: LayoutState, pairs: Iterable[TensorPair]) -> None:
 
 
 def _legitimate(state: LayoutState, layouts: dict[TensorPair, Order], family: Family) -> bool:
-    """Does what is computed with these parameters agree? Then the order is not a fault."""
+    """Whether results computed with these parameters agree, so that the permutation is a layout and
+    not a fault.
+    """
     for n, (tensors, order) in enumerate(layouts.items()):
         a, b = state.records(tensors)
         where, _ = family[tensors]
@@ -521,7 +553,9 @@ def _order(state: LayoutState, layouts: dict[TensorPair, Order], family: Family)
                     kind == "param"
                     and order.kind == "rows"
                     and a.shape == b.shape == (len(places),)
-                    and not is_equal(a, b)  # of one value, or not of these rows
+                    and not is_equal(
+                        a, b
+                    )  # not a constant vector, nor one that these rows leave unchanged
                 ):
                     state.decided[near] = (
                         permutations.taken(X, b.shape, 0, places),
@@ -530,7 +564,7 @@ def _order(state: LayoutState, layouts: dict[TensorPair, Order], family: Family)
                 elif (
                     kind == ("output" if order.kind == "rows" else "input")
                     and b.shape
-                    and near not in parameters  # which an operator has for inputs
+                    and near not in parameters  # an operator may read parameters as inputs
                 ):
                     _channels(
                         state,
@@ -544,8 +578,9 @@ def _order(state: LayoutState, layouts: dict[TensorPair, Order], family: Family)
 def _channels(
     state: LayoutState, tensors: TensorPair, places: permutations.Order, axis: int, is_inside: bool
 ) -> None:
-    """The channels of an input or output lie as the rows or columns of the weight do. is_inside: of
-    an operator inside the module, which reads and makes other tensors too: if elements show it.
+    """Decide that the channels of an input or output are permuted like the rows or columns of the
+    weight. is_inside: the call is an operator inside the module, which reads and makes other
+    tensors too; then the elements must confirm it.
     """
     a, b = state.records(tensors)
     if len(b.shape) < 2 - (axis == -1) or b.shape[axis] != len(places):
@@ -559,26 +594,26 @@ def _channels(
     state.decided[tensors] = node, "as the rows of the weight" if axis else ""
 
 
-# Confirms a reordering of a tensor by checking that the calls that read it agree.
+# Confirms the permutation of a tensor by checking that the calls that read it agree.
 
-# times as far as a turned tensor may be what is made of it, or twice as far as such a tensor may be
-# at all
+# Limits of the error of outputs after a permutation: this many times the permuted tensor's own
+# error, and twice the largest error that such a tensor may have.
 _AS_NEAR = 10.0
 _NEAR = 0.05
 
 
 def outputs_agree(state: LayoutState, call: int) -> bool:
-    """Does an output of this call of the reference agree with its partner?"""
+    """Whether an output of this reference call agrees with its partner."""
     outputs = [s for s in state.pairs[call].slots if is_output(s.reference_slot)]
     return any(state.agree(s.records) for s in outputs)
 
 
 def follows(state: LayoutState, maker: int) -> bool:
-    """Does a tensor agree that was not there before this call: what a later sibling reads, or the
-    parent returns?
+    """Whether a tensor that did not exist before this call agrees: an input of a later sibling, or
+    an output of the parent.
 
-    Not what the module itself is given again: what a recurrent cell reads at every step need not
-    have been made with it.
+    Inputs that the module itself reads in later calls do not count: what a recurrent cell reads at
+    every step need not depend on this call.
     """
     call = state.reference.calls[maker]
     known_records: set[int] = set()
@@ -611,7 +646,9 @@ def follows(state: LayoutState, maker: int) -> bool:
 
 
 def _constant(state: LayoutState, record: int) -> bool:
-    """Has it one value only? A first hidden state agrees with anything."""
+    """Whether all elements of this reference record are equal. A constant first hidden state agrees
+    with any permutation.
+    """
     figures = state.reference.records[record].statistics
     return figures is not None and figures.min == figures.max
 
@@ -619,7 +656,7 @@ def _constant(state: LayoutState, record: int) -> bool:
 def used_so(
     state: LayoutState, pairs: Sequence[TensorPair], node: ex.Node, family: Family, same_shape: bool
 ) -> bool:
-    """Do the readers of this tensor agree? In a wrong order they would not."""
+    """Whether the calls that read this tensor agree; with a wrong permutation they would not."""
     is_read = False
     for tensors in spread(pairs):
         readers = state.readers.get(tensors[0], [])
@@ -627,8 +664,8 @@ def used_so(
             readers = list(dict.fromkeys([family[tensors][0], *readers]))
         is_read |= bool(readers)
         if same_shape:
-            # Nothing but the elements speaks for another order: what is made of it must be as near
-            # as it is then.
+            # Only the elements suggest this permutation, so the outputs must be about as near as
+            # the tensor is once permuted.
             arrays = state.arrays(tensors)
             near = distance(arrays[0], applied(node, arrays[1])) if arrays is not None else math.inf
             if near > _NEAR:
@@ -643,7 +680,8 @@ def used_so(
             ):
                 return True
         elif readers and _are_nodes(state, readers):
-            # All operators that read it were captured: a sum behind them may hide what they do.
+            # All operators that read it were captured, and all must agree: a later sum could hide
+            # that one of them does not.
             if all(outputs_agree(state, reader) for reader in readers):
                 return True
         elif any(outputs_agree(state, reader) for reader in readers) or follows(
@@ -654,19 +692,21 @@ def used_so(
 
 
 def _are_nodes(state: LayoutState, calls: Sequence[int]) -> bool:
-    """Are these calls of the reference nodes of an ONNX graph?"""
+    """Whether these calls of the reference are nodes of an ONNX graph."""
     return all(has_mark(state.reference.calls[call], Mark.OPSET) for call in calls)
 
 
 def _inputs_laid_so(state: LayoutState, call: int, node: ex.Node) -> bool:
-    """Was what this call is given laid in this order too?"""
+    """Whether an input of this call was decided to have the same layout."""
     inputs = (s for s in state.pairs[call].slots if is_input(s.reference_slot))
     layouts = (state.decided.get(s.records) for s in inputs)
     return any(layout is not None and layout[0] == node for layout in layouts)
 
 
 def _output_distance(state: LayoutState, call: int) -> float:
-    """The largest distance of an output from its partner, in the best order of axes."""
+    """The largest distance of an output of this call from its partner, each in its best order of
+    axes.
+    """
     out = 0.0
     for slot in state.pairs[call].slots:
         arrays = state.arrays(slot.records) if is_output(slot.reference_slot) else None
