@@ -28,7 +28,7 @@ _WIDTHS = (32, 64, 80, 96, 128, 256)  # of heads, where no extent says it
 
 
 def ways(have: Shape, want: Shape) -> list[ex.Node]:
-    """Expressions over x that bring shape `have` to shape `want`, the simplest first; [] for none."""
+    """Expressions over x that bring shape `have` to `want`, the simplest first; [] for none."""
     if have == want:
         return [X]
     return [node for part, shape in _resized(have, want) for node in orders(shape, want, part)]
@@ -40,7 +40,9 @@ def turned(shape: Shape) -> list[ex.Node]:
 
 
 def candidates(have: Shape, want: Shape) -> list[ex.Node]:
-    """All expressions that bring `have` to `want`; for equal shapes also those that permute axes."""
+    """All expressions that bring `have` to `want`, including permutations of axes for equal
+    shapes.
+    """
     return [*ways(have, want), *(turned(have) if have == want else ())]
 
 

@@ -133,7 +133,9 @@ def _and(names: Iterable[str]) -> str:
 
 
 def _decide(editor: PlanEditor, family: _Family) -> None:
-    """Set where the parts of a family lie in the whole call, by majority over a few of its groups."""
+    """Set where the parts of a family lie in the whole call, by majority over some of its
+    groups.
+    """
     read = spread(family.groups)
     votes: Counter[tuple[Places, bool]] = Counter()
     row_counts: Counter[tuple[Places, bool]] = Counter()
@@ -849,7 +851,7 @@ def _kind(editor: PlanEditor, place: _Place) -> tuple[object, ...]:
 
 
 def _chosen(editor: PlanEditor, places: Sequence[_Place], many: str) -> Chosen | None:
-    """Which tensor, or sum of two, equals the other side's tensor, by the data of a few siblings."""
+    """Which tensor, or sum of two, equals the other side's tensor, by data of a few siblings."""
     count = len(places[0].fits)
     candidates: list[Chosen] = [
         *((i,) for i in range(count)),

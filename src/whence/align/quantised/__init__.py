@@ -1,1 +1,1 @@
-"""Graphs that compute with codes of few bits, held against the graph that they were made of."""
+"""Aligns quantised graphs with the graphs they were made from."""

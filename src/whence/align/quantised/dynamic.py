@@ -1,5 +1,6 @@
-"""Products whose first factor becomes codes by its own range as the model runs: ONNX Runtime's
-quantiser writes each as five nodes, which are one layer of floats with a weight of codes.
+"""Joins dynamically quantised products into one call each. ONNX Runtime's quantiser writes such a
+product as five nodes (quantise the input by its own range, multiply codes, cast, rescale); together
+they are one layer with float inputs and a quantised weight.
 """
 
 from __future__ import annotations
@@ -22,15 +23,15 @@ from whence.records.slots import is_param, param_name
 _PRODUCTS: Mapping[str, str] = {
     "MatMulInteger": "com.microsoft.DynamicQuantizeMatMul", "ConvInteger": "DynamicQuantizeConv"
 }  # fmt: skip
-"""By the product of codes, what it is together with the nodes around it. `MatMulIntegerToFloat` is
-the first with three of these fused.
+"""By the node that multiplies codes, the operator type of the joined call. In
+`MatMulIntegerToFloat` three of the five nodes are already fused.
 """
 _FUSED = "MatMulIntegerToFloat"
 
 
 class _Layer(NamedTuple):
-    """Nodes that are one layer, in the order in which they ran. weight, scale, zero, bias: what it
-    holds; None for none.
+    """The nodes of one dynamically quantised layer, in execution order. weight, scale, zero, bias:
+    its parameters; None where it has none.
     """
 
     members: tuple[Call, ...]
@@ -42,7 +43,7 @@ class _Layer(NamedTuple):
 
 
 def joined(run: Run) -> Run:
-    """The run with each such group of nodes as one call, which takes floats."""
+    """The run with each dynamically quantised layer as one call that reads float inputs."""
     calls = [call for call in selected(run.calls) if call.leaf]
     if not any(plain_type(call) in MEASURE for call in calls):
         return run
@@ -69,7 +70,7 @@ def joined(run: Run) -> Run:
 
 
 class _Graph:
-    """The nodes of one step."""
+    """The nodes of one step, with the maker and the readers of each record."""
 
     def __init__(self, calls: Sequence[Call]) -> None:
         self._calls = calls
@@ -80,7 +81,7 @@ class _Graph:
                 self._readers[record].append(call)
 
     def layers(self) -> list[_Layer]:
-        """The products of a factor that a node measured."""
+        """The dynamically quantised layers of this step, written out or fused."""
         found = (self._written_out(c) or self._fused(c) for c in self._calls)
         return [layer for layer in found if layer is not None]
 
@@ -118,8 +119,8 @@ class _Graph:
         return _Layer(tuple(members), op_type, reads[1], own[0], reads.get(3))
 
     def _measure(self, reads: Mapping[int, Ref], places: Sequence[int]) -> Call | None:
-        """The node that made the codes of the first operand, and what the others at `places` say of
-        them.
+        """The DynamicQuantizeLinear node that made the first operand, if the operands at `places`
+        are its scale or zero point too; else None.
         """
         measure = self._makers.get(reads[0].record)
         if measure is None or plain_type(measure) not in MEASURE:
@@ -134,7 +135,9 @@ class _Graph:
 
 
 def _whole(run: Run, layer: _Layer) -> tuple[Call, Program | None]:
-    """The layer as one call, in the place of its last node; no program where it has none."""
+    """The layer as one call at the place of its last node, and its program; None for the program
+    where the nodes have none.
+    """
     last, measure = layer.members[-1], next(c for c in layer.members if plain_type(c) in MEASURE)
     product = next((c for c in layer.members if plain_type(c) in _PRODUCTS), last)
     held = {1: layer.weight, 2: layer.scale, 3: layer.zero, 4: layer.bias}

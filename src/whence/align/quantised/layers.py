@@ -1,5 +1,5 @@
-"""A quantised graph held against another one: between values that correspond, what each computes is
-one layer, with the numbers that the codes of the target stand for facing the reference's.
+"""Aligns a quantised graph with another graph: whatever lies between two pairs of corresponding
+values becomes one layer, whose codes are compared as the numbers they stand for.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ _KINDS = ("operator", "module")
 
 
 def applies(reference: Run, target: Run) -> bool:
-    """Does the target compute with codes, by other nodes than the reference has?"""
+    """Whether the target computes with codes, in nodes other than the reference's."""
     nodes = [c for c in selected(target.calls) if c.leaf and has_mark(c, Mark.OPSET)]
     if not any(plain_type(call) in MEASURE or form_of(call) for call in nodes):
         return False
@@ -62,7 +62,7 @@ def applies(reference: Run, target: Run) -> bool:
 
 
 def _forms(calls: Sequence[Call]) -> list[tuple[str, str]]:
-    """Which nodes work on codes, by name."""
+    """(name, operator type) of the calls that work on codes, sorted."""
     return sorted(
         (call.scope, call.op_type)
         for call in calls
@@ -71,7 +71,9 @@ def _forms(calls: Sequence[Call]) -> list[tuple[str, str]]:
 
 
 def joined(reference: Run, target: Run) -> Fused:
-    """Both runs with what lies between values that correspond as one call each."""
+    """Both runs with the calls between corresponding values joined into one call each, and the
+    pairs of these calls.
+    """
     if not any(has_mark(call, Mark.OPSET) for call in reference.calls):
         reference = flat(reference)
     side, other = CodedSide(dynamic.joined(reference)), CodedSide(dynamic.joined(target))
@@ -95,7 +97,7 @@ def joined(reference: Run, target: Run) -> Fused:
 
 
 def _steps(side: CodedSide, other: CodedSide) -> Iterator[tuple[CodedGraph, CodedGraph]]:
-    """The graphs of each step that both runs have."""
+    """Yields the graphs (of `side`, of `other`) of every step that both runs have."""
     roots = match_roots(side.run.calls, other.run.calls)
     across = {step_of(graph.root): graph for graph in other.graphs()}
     for graph in side.graphs():
@@ -106,7 +108,7 @@ def _steps(side: CodedSide, other: CodedSide) -> Iterator[tuple[CodedGraph, Code
 
 
 def _parts(graph: CodedGraph, other: CodedGraph) -> Iterator[tuple[Stretch, Stretch]]:
-    """What lies between values that correspond, in both graphs."""
+    """Yields the part of each graph that lies between corresponding values, for both graphs."""
     named = _named(graph, other)
     partner = corresponding_coarsely(graph.plain, other.plain, named)
     made = [v for v in partner if v in graph.plain.makers and partner[v] in other.plain.makers]
@@ -124,7 +126,9 @@ def _in_order(
     other: CodedGraph,
     across: Stretch,
 ) -> list[int]:
-    """What the target's part reads, in the order of the reference's."""
+    """The records that the target's part reads, in the order in which the reference's part reads
+    their partners; records without a partner last.
+    """
     wanted = [partner[plain] for read in part.reads if (plain := graph.shown(read)) in partner]
     by_plain = {other.shown(read): read for read in reversed(across.reads)}
     first = [by_plain[value] for value in wanted if value in by_plain]
@@ -132,7 +136,9 @@ def _in_order(
 
 
 def _named(graph: CodedGraph, other: CodedGraph) -> dict[int, int]:
-    """Values that calls of one name make, the only ones of it."""
+    """Values whose makers have the same name in both graphs, where the name is unique in each and
+    the sizes agree.
+    """
     names, others = graph.names(), other.names()
     return {
         value: others[name]
@@ -145,13 +151,13 @@ def _fit(graph: CodedGraph, value: int, other: CodedGraph, across: int) -> bool:
     return graph.plain.record(value).count == other.plain.record(across).count
 
 
-# One run of two that are held against each other, of which one or both compute with codes: its
-# graphs of values, and its calls taken together as layers.
+# One of two runs of which at least one computes with codes: its graphs of values, and its calls
+# joined into layers.
 
 
 class CodedSide:
-    """A run and what of it is codes. rounded: by record of codes, the value that they were made
-    of.
+    """A run and its quantised tensors. rounded: record of codes -> the value that was quantised to
+    them.
     """
 
     def __init__(self, run: Run) -> None:
@@ -165,7 +171,9 @@ class CodedSide:
         self.rounded: dict[int, int] = {}
 
     def decoded(self, record: int) -> int:
-        """The record of the numbers of a record, in the order of axes of ONNX."""
+        """The record with the numbers that a record of codes stands for, in ONNX's order of axes;
+        the record itself where nothing changes.
+        """
         if record in self._numbers:
             return self._numbers[record]
         grid = self.values.placed(record)
@@ -179,21 +187,21 @@ class CodedSide:
         return number
 
     def source(self, record: int) -> int:
-        """The record of the run that the numbers were made of."""
+        """The run's own record from which decoded numbers were made."""
         return self._sources.get(record, record)
 
     def coded(self, record: int) -> Coded:
-        """A record of the run as a layer has it."""
+        """A record in the form in which a layer stores it: its decoded numbers, codes and grid."""
         is_coded = record in self.values.grids
         return Coded(self.decoded(record), record if is_coded else -1, self.values.placed(record))
 
     def read(self, record: int) -> Coded:
-        """The same of what a layer reads."""
+        """An input of a layer, as in `coded`, with the value that was quantised to it."""
         of = self.rounded.get(record, -1)
         return replace(self.coded(record), of=of)
 
     def graphs(self) -> Iterator[CodedGraph]:
-        """The graph of each step."""
+        """Yields the graph of each step."""
         calls: dict[object, list[Call]] = {}
         for call in self._leaves:
             calls.setdefault(step_of(call), []).append(call)
@@ -209,7 +217,7 @@ class CodedSide:
             yield CodedGraph(self, run, root, calls[step_of(root)], plain[root.id])
 
     def with_layers(self, parts: Sequence[Stretch]) -> tuple[Run, list[int]]:
-        """(the run with each part as one call, those calls)."""
+        """(the run with each part joined into one call, the ids of these calls)."""
         read = {record for part in parts for record in part.reads} & {*self.rounded}
         rounding = {
             call.id
@@ -220,11 +228,15 @@ class CodedSide:
         return DecodedRun(run, self.made), ids
 
     def _as_taken(self, part: Stretch, record: int) -> Coded:
-        """What a part reads, and whether all that read it round it by its own range."""
+        """An input of a part, and whether every call of the part that reads it quantises it by its
+        own range.
+        """
         return replace(self.read(record), is_measured=_rounds_by_range(part.calls, record))
 
     def _floats(self, part: Stretch, weights: Sequence[CodedWeight]) -> tuple[int, ...]:
-        """The parameters of a part that are neither codes nor of any."""
+        """The floating parameters of a part that are neither decoded from codes nor scales of
+        codes.
+        """
         grids = [self.values.grids.get(ref.record) for c in part.calls for ref in c.refs]
         of_codes = {record for g in grids if g is not None for record in (*g.scale, g.zero)}
         of_codes |= {weight.coded.codes for weight in weights}
@@ -236,20 +248,22 @@ class CodedSide:
         )
 
     def _facing(self, ref: Ref) -> int:
-        """What a layer shows of a tensor that it reads or makes: of codes that were made of it on
-        the way, the numbers before.
+        """The record that a layer shows for a tensor that it reads or makes: for an input that was
+        quantised just before, the numbers before quantisation.
         """
         of = self.rounded.get(ref.record, -1) if is_input(ref.slot) else -1
         return self.decoded(ref.record if of < 0 else of)
 
     def _inner(self, part: Stretch) -> list[int]:
-        """Codes that a part makes and reads itself."""
+        """Codes that a part makes and reads only itself."""
         makes = {self.values.numbers.get(record, record) for record in part.makes}
         made = (ref.record for call in part.calls for ref in call.slots("output"))
         return [r for r in dict.fromkeys(made) if r in self.values.grids and r not in makes]
 
     def _whole(self, part: Stretch, number: int) -> tuple[Call, Program | None]:
-        """One call for a part, with its layer where codes are in it."""
+        """One call and program for a part, with the description of its quantised layer where it has
+        codes.
+        """
         own = (
             *(Ref(f"input.{k}", record) for k, record in enumerate(part.reads)),
             *(Ref(f"param.{k}", record) for k, record in enumerate(part.params)),
@@ -282,7 +296,9 @@ class CodedSide:
 
 
 class CodedGraph:
-    """A step of a run as two graphs: as it is, and as the graph that it was made of."""
+    """One step of a run as two graphs: the recorded one, and `plain`, the float graph that it was
+    quantised from.
+    """
 
     def __init__(
         self, side: CodedSide, run: Run, root: Call, calls: Sequence[Call], plain: Sequence[Call]
@@ -297,19 +313,21 @@ class CodedGraph:
         self.plain = ValueGraph(run, plain_root, plain, shown)
 
     def shown(self, record: int) -> int:
-        """A record of the run as the plain graph has it."""
+        """The value of the plain graph that a record of the run corresponds to."""
         return self.plain.source(self._side.decoded(record))
 
     def behind(self, values: Sequence[int], stops: Collection[int]) -> Stretch:
-        """What makes values of others, as the run has it. values, stops: of the plain graph."""
+        """The part of the recorded graph that makes `values` from `stops`; both are values of the
+        plain graph.
+        """
         source = self._side.source
         ends = {source(v) for v in stops}
-        # what is rounded right behind a value is read in its place
+        # where a value is quantised right away, the codes are read in its place
         ends |= {made for made, of in self._side.rounded.items() if of in ends}
         return self._exact.behind([source(v) for v in values], ends)
 
     def names(self) -> dict[str, int]:
-        """Values by the name of what makes them, where one call alone has it."""
+        """Values by the name of the call that makes them, where one call alone has that name."""
         names: dict[str, list[int]] = {}
         for value in self.plain.values:
             maker = self.plain.makers[value]
@@ -319,7 +337,9 @@ class CodedGraph:
 
 
 def _rounds_by_range(calls: Sequence[Call], record: int) -> bool:
-    """Do all of these calls that read a tensor round it by its own range, as it is or moved?"""
+    """Whether every one of these calls that reads a tensor quantises it by its own range, perhaps
+    after moves such as a transpose.
+    """
     readers = [c for c in calls if any(r.record == record for r in c.slots("input"))]
 
     def rounds(call: Call) -> bool:
@@ -332,7 +352,7 @@ def _rounds_by_range(calls: Sequence[Call], record: int) -> bool:
 
 
 def own_records(refs: Sequence[Ref]) -> list[int]:
-    """The records that are no parameters."""
+    """The records of inputs and outputs, without parameters."""
     return [ref.record for ref in refs if not is_param(ref.slot)]
 
 
@@ -349,7 +369,7 @@ def _member(call: Call) -> Member:
 
 
 def _shown(calls: Sequence[Call]) -> Sequence[Call]:
-    """The calls that a layer is named by: those that compute."""
+    """The calls by which a layer is named: those that do more than move or quantise elements."""
     named = [
         call if call.scope else replace(call, scope=call.op_type)
         for call in calls
@@ -358,13 +378,15 @@ def _shown(calls: Sequence[Call]) -> Sequence[Call]:
     return named or calls
 
 
-# A run of a quantised graph with the numbers that its codes stand for.
+# A run of a quantised graph, with the numbers that its codes stand for as further records.
 
 _HELD_BYTES = 256 << 20
 
 
 class Decoded(NamedTuple):
-    """A tensor to be made. source: record of codes, or of numbers whose axes alone change."""
+    """A tensor to be decoded. source: a record of codes (is_coded), or of numbers of which only the
+    axes change.
+    """
 
     source: int
     grid: Grid
@@ -372,8 +394,8 @@ class Decoded(NamedTuple):
 
 
 class DecodedRun(Over):
-    """A run with made tensors behind its own: numbers of codes, in the order of axes in which ONNX
-    has them. Elements are made when they are asked for.
+    """A run with decoded tensors after its own records: numbers decoded from codes, in ONNX's order
+    of axes. Elements are computed on demand.
     """
 
     def __init__(self, base: Run, made: Sequence[Decoded]) -> None:
@@ -416,7 +438,7 @@ class DecodedRun(Over):
 
 
 def decoded(run: Run, made: Decoded) -> Array:
-    """The numbers of a tensor of codes, float32. Raises ElementsMissing."""
+    """The numbers that a tensor of codes stands for, as float32. Raises ElementsMissing."""
     array = run.array(made.source)
     if made.is_coded:
         array = numbers(array, *made.grid.steps(run.array, array.ndim))
@@ -429,28 +451,28 @@ def _shape(shape: tuple[int, ...], grid: Grid) -> tuple[int, ...]:
     return (shape[0], shape[-1], *shape[1:-1]) if grid.channels_last and len(shape) > 2 else shape
 
 
-# The calls of a quantised graph as they stand in the graph that it was made of: for finding which
-# values correspond, not for computing them.
+# The calls of a quantised graph written as in the float graph that it was made from: used to find
+# which values correspond, not to compute.
 
 _ENDS = (
     "_QuantizeLinear_Output", "_DequantizeLinear_Output", "_QuantizeLinear_Input",
     "_DequantizeLinear", "_quantized", "_quant",
 )  # fmt: skip
-"""How the quantiser of ONNX Runtime ends the names of values that it adds."""
+"""Suffixes that ONNX Runtime's quantiser appends to the names of values it adds."""
 
 
 def plain_name(scope: str) -> str:
-    """The name of a value without what a quantiser put behind it, in the form of a scope."""
+    """The name of a value without a quantiser's suffix, as a dotted scope."""
     for end in _ENDS:
         scope = scope.removesuffix(end)
-    if scope.startswith("/"):  # a value, as torch's exporter names it
+    if scope.startswith("/"):  # the name of a value by torch's exporter
         scope = scope.removeprefix("/").replace("/", ".").removesuffix("_output_0")
     return scope
 
 
 class Plain(NamedTuple):
-    """rounded: by record of codes, the numbers that they were made of, where these are a value of
-    their own.
+    """calls: of the float graph. rounded: record of codes -> the record that was quantised to them,
+    where other calls read that too.
     """
 
     calls: list[Call]
@@ -460,15 +482,18 @@ class Plain(NamedTuple):
 def plain_calls(
     calls: Sequence[Call], values: CodedValues, ends: Sequence[int], decoded: Callable[[int], int]
 ) -> Plain:
-    """The calls of one step, where making codes belongs to the operator before, and reading them
-    counts as nothing. ends: records that the model returns. decoded: the record of the numbers of a
-    record.
+    """The calls of one step without quantisation: a QuantizeLinear node belongs to the operator
+    before it where nothing else reads that operator's output, and DequantizeLinear becomes
+    Identity.
+
+    ends: records that the model returns. decoded: maps a record to the record of its decoded
+    numbers.
     """
     readers: Counter[int] = Counter(ends)
     for call in calls:
         readers.update({ref.record for ref in call.refs if not is_output(ref.slot)})
     makers = {ref.record: call for call in calls for ref in call.slots("output")}
-    shown: dict[int, int] = {}  # what an operator makes -> the codes that are made of it at once
+    shown: dict[int, int] = {}  # output of an operator -> the codes quantised from it alone
     for call in calls:
         if call.op_type in QUANTIZE and call.slots("input"):
             made = call.slots("input")[0].record
@@ -486,8 +511,8 @@ def plain_calls(
 
 
 def _without_clipping(calls: Sequence[Call], ends: Sequence[int]) -> list[Call]:
-    """The calls with each ReLU as a part of what it alone reads: codes that begin at zero do what
-    it does, and the quantised graph may have none.
+    """The calls with each ReLU merged into the call before it, where nothing else reads that call's
+    output. Codes that start at zero clip as a ReLU does, so the quantised graph may have no ReLU.
     """
     readers: Counter[int] = Counter(ends)
     for call in calls:
@@ -541,22 +566,23 @@ def _plain(
     coded_records = {ref.record for ref in coded}
     others = [
         ref for ref in call.slots("input") if ref.record not in coded_records
-    ]  # what is given as numbers
+    ]  # operands given as floats
     refs = tuple(Ref(ref.slot, decoded(ref.record)) for ref in (*others, *coded))
     return replace(call, op_type=form.kind, refs=(*refs, *outputs))
 
 
-# The parameters of a layer that are stored as codes, and those of the reference that they stand
-# for.
+# Finds the reference's parameters that the codes of a quantised layer stand for.
 
 _ALIKE = 0.5
-"""Least cosine of two weights of which one may be the other's, whatever its scales."""
+"""Least cosine similarity of a decoded weight and the reference's parameter for the two to be one
+weight; it does not depend on their scales.
+"""
 
 
 def coded_weights(
     values: CodedValues, part: Stretch, decoded: Callable[[int], int]
 ) -> list[CodedWeight]:
-    """The parameters of a part that are codes, each once."""
+    """The parameters of a part that are stored as codes, each once."""
     weights: dict[int, CodedWeight] = {}
     for call in part.calls:
         for operand in values.operands(call):
@@ -575,8 +601,8 @@ def coded_weights(
 
 
 def faced(reference: Run, calls: Sequence[int], target: Run, partners: Sequence[int]) -> Run:
-    """The target with each weight of its layers in the slot of the reference's that it stands
-    for.
+    """The target with each weight of its layers in the slot of the reference's parameter that it
+    stands for.
     """
     changed: dict[int, Call] = {}
     for a, b in zip(calls, partners, strict=True):
@@ -596,8 +622,8 @@ def faced(reference: Run, calls: Sequence[int], target: Run, partners: Sequence[
 
 
 def _facing(reference: Run, call: Call, target: Run, weights: Sequence[CodedWeight]) -> list[str]:
-    """By weight the slot of the reference's parameter that has its elements, by their direction;
-    else the only one left of its shape, else "".
+    """For each weight, the slot of the reference's parameter of its shape with the largest cosine
+    similarity; else the only remaining one of its shape; else "" for none.
     """
     free = {ref.slot: ref.record for ref in call.slots("param")}
     shapes = {slot: reference.records[record].shape for slot, record in free.items()}
@@ -616,7 +642,7 @@ def _facing(reference: Run, call: Call, target: Run, weights: Sequence[CodedWeig
         if chosen:
             del free[chosen]
             facing[k] = chosen
-    for k, weight in enumerate(weights):  # like none: of one shape with the only one left
+    for k, weight in enumerate(weights):  # similar to none: the only one left of its shape
         left = [s for s in free if shapes[s] == target.records[weight.coded.record].shape]
         if k not in facing and len(left) == 1:
             del free[left[0]]
@@ -630,15 +656,15 @@ def _cosine(one: Array, two: Array) -> float:
     return float(a @ b) / size if size else float(not a.any() and not b.any())
 
 
-# The tensors of a run that are codes: with which scale and zero point they were made, and with
-# which they are read.
+# Finds which tensors of a run are codes, the scale and zero point they were made with, and those
+# they are read with.
 
 _TO_LAST, _TO_FIRST = [0, 2, 3, 1], [0, 3, 1, 2]
 _INTEGERS = ("int", "uint")
 
 
 class CodedOperand(NamedTuple):
-    """Codes that a call reads. place: of the operand."""
+    """Codes that a call reads. place: position of the operand."""
 
     place: int
     ref: Ref
@@ -646,11 +672,11 @@ class CodedOperand(NamedTuple):
 
 
 class CodedValues:
-    """What of a run is codes.
+    """The quantised tensors of a run.
 
-    grids: by record of codes. last: records that lie with their channels at the end. numbers: by
-    record that a node made of codes alone, those codes. rereads: by call, codes that it reads
-    otherwise than they were made.
+    grids: record of codes -> scale and zero point. last: records whose channels lie on the last
+    axis. numbers: record dequantised from codes -> those codes. rereads: by call id, codes that the
+    call reads with another scale or zero point than they were made with.
     """
 
     def __init__(self, run: Run, calls: Sequence[Call]) -> None:
@@ -665,7 +691,7 @@ class CodedValues:
             self._look(call)
 
     def operands(self, call: Call) -> list[CodedOperand]:
-        """The codes that a call reads, biases of sums too."""
+        """The codes that a call reads, including an integer bias."""
         form = form_of(call)
         if form is None:
             return []
@@ -745,12 +771,14 @@ class CodedValues:
             return True
         try:
             a, b = (grid.steps(self.run.array, 0) for grid in (one, two))
-        except ValueError:  # scales along an axis: of weights, which are read once
+        except ValueError:  # scales along an axis: weights, read only once
             return True
         return bool(np.array_equal(a[0], b[0]) and np.array_equal(a[1], b[1]))
 
     def placed(self, record: int) -> Grid | None:
-        """The grid of a record of codes, or of what was made of codes alone."""
+        """The grid of a record of codes, or of the numbers dequantised from one; None for
+        others.
+        """
         grid = self.grids.get(self.numbers.get(record, record))
         if grid is None or record not in self.last:
             return grid
@@ -762,8 +790,8 @@ def _is_channels_last(call: Call) -> bool:
 
 
 def _turned_for_kernels(calls: Sequence[Call]) -> set[int]:
-    """Calls that put channels at the end for kernels that want them there, which a pass of the
-    runtime added: such a kernel reads what they make, before it is turned back.
+    """Transpose calls that the runtime inserted to move channels to the last axis for its kernels:
+    a channels-last kernel reads their result before the next transpose.
     """
     readers: dict[int, list[Call]] = {}
     for call in calls:

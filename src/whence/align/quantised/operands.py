@@ -1,4 +1,4 @@
-"""Which operands of a node are codes, and which are their scales and zero points."""
+"""Tells which operands of a node are codes, and which are their scales and zero points."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from whence.records.slots import input_name
 QUANTIZE = frozenset(("QuantizeLinear", "com.microsoft.QuantizeLinear"))
 DEQUANTIZE = frozenset(("DequantizeLinear", "com.microsoft.DequantizeLinear"))
 MEASURE = frozenset(("DynamicQuantizeLinear",))
-"""Nodes that make codes by the range of what they read."""
+"""Nodes that quantise their input by its own range."""
 _DOMAINS = ("com.microsoft.nchwc", "com.microsoft", "ai.onnx.ml", "ai.onnx.training")
 _OWN_DOMAINS = ("com.microsoft.nhwc.", "com.microsoft.")
 
 
 def domain_of(op_type: str) -> str:
-    """The domain of a node's type, "" of ONNX's own."""
+    """The domain of a node's operator type; "" for ONNX's own domain."""
     return next((domain for domain in _DOMAINS if op_type.startswith(f"{domain}.")), "")
 
 
 class Triple(NamedTuple):
-    """Places of codes, their scale and their zero point. axis: of scales, where there are several;
-    None for the node's own attribute.
+    """Positions of the operands that hold codes, their scale and their zero point. axis: of the
+    scales, where there are several; None where the node's `axis` attribute says it.
     """
 
     codes: int
@@ -34,10 +34,11 @@ class Triple(NamedTuple):
 
 
 class Form(NamedTuple):
-    """A node on codes. kind: the operator on numbers that it computes. reads: operands that are
-    codes. makes: (scale, zero point) of the result, None where it makes numbers. bias: place of
-    codes whose scale is that of the first operand times that of the second, -1 for none. rounds:
-    place of numbers that become codes of eight bits inside, by their own range, -1 for none.
+    """A type of node that computes with codes. kind: the operator on numbers that it stands for.
+    reads: operands that are codes. makes: positions of (scale, zero point) of the result; None
+    where the result is floating. bias: position of the integer bias, whose scale is the product of
+    the scales of the first two operands; -1 for none. rounds: position of a float operand that the
+    node itself quantises to 8 bits by its range; -1 for none.
     """
 
     kind: str
@@ -68,7 +69,7 @@ KEEPS = frozenset((
     "MaxPool", "Reshape", "Transpose", "Flatten", "Squeeze", "Unsqueeze", "Identity", "Slice",
     "Split", "DepthToSpace", "SpaceToDepth", "Resize", "Gather", "Expand",
 ))  # fmt: skip
-"""Operators that hand on codes, or some of them."""
+"""Operators that pass on codes, or a part of them, unchanged."""
 
 
 def plain_type(call: Call) -> str:
@@ -80,7 +81,7 @@ def plain_type(call: Call) -> str:
 
 
 def operands(call: Call) -> dict[int, Ref]:
-    """What a node reads, by the position that ONNX gives it."""
+    """The operands of a node by their position in ONNX's signature, parameters included."""
     by_slot = {ref.slot: ref for ref in call.refs}
     reads = {
         int(name): ref for ref in call.slots("input") if (name := input_name(ref.slot)).isdigit()
@@ -92,7 +93,7 @@ def operands(call: Call) -> dict[int, Ref]:
 
 
 def form_of(call: Call) -> Form | None:
-    """What a node does with codes; None where it knows of none."""
+    """The form of a node that computes with codes; None for all other nodes."""
     kind = plain_type(call)
     if call.op_type in DEQUANTIZE:
         return Form("Identity", (Triple(0, 1, 2, None),), None)
@@ -109,7 +110,7 @@ def form_of(call: Call) -> Form | None:
 
 
 def triples(call: Call, form: Form) -> Iterator[tuple[Triple, int]]:
-    """The operands that are codes, with the axis of their scales."""
+    """The operands that are codes, each with the axis of its scales."""
     for triple in form.reads:
         own = call.arguments.get("axis", 1)
         yield triple, int(own) if triple.axis is None else triple.axis
