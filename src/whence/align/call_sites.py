@@ -11,11 +11,11 @@ from whence.records import Call, Run
 from whence.records.marks import Mark, has_mark
 
 MATCHES = ("auto", "exact", "names", "order")
-"""How calls may be paired: by all rules, by equal names, by similar names, in order."""
+"""How calls are paired: by all rules, by equal names, by similar names, or by order."""
 
 
 class SiteKey(NamedTuple):
-    """What the calls of a site have in common."""
+    """The fields that all calls of a site share."""
 
     rank: int
     root: str
@@ -26,24 +26,26 @@ class SiteKey(NamedTuple):
 
 
 def selected(calls: Iterable[Call]) -> list[Call]:
-    """The calls a capture was asked for; the others are in a run only to keep the tree whole."""
+    """The calls that the capture was asked for; other calls are in a run only to complete the
+    tree.
+    """
     return [c for c in calls if not has_mark(c, Mark.NOT_SELECTED)]
 
 
 def step_of(call: Call) -> tuple[int, str, int, int]:
-    """Which call of a root this one belongs to: rank, root, step, micro step."""
+    """The call of a root that this call belongs to: (rank, root, step, micro step)."""
     return call.rank, call.root, call.step, call.micro
 
 
 def same_step(a: Call, b: Call) -> bool:
-    """Do two calls belong to one call of a root?"""
+    """Whether two calls belong to one call of a root."""
     return step_of(a) == step_of(b)
 
 
 def match_roots(
     reference: Iterable[SiteKey | Call], target: Iterable[SiteKey | Call]
 ) -> dict[str, str]:
-    """Root names of the reference -> root names of the target they stand for."""
+    """Names of the reference's roots -> names of the corresponding roots of the target."""
     names, target_names = (
         dict.fromkeys(c.root for c in reference),
         dict.fromkeys(c.root for c in target),
@@ -59,8 +61,8 @@ def match_roots(
 def facing_lanes(
     calls: Iterable[Call], others: Iterable[Call]
 ) -> list[tuple[list[Call], list[Call]]]:
-    """Calls of both runs that may be paired, in order: those of one rank, root, step, micro step
-    and phase.
+    """Groups of calls of both runs that may be paired, each in execution order: those of one rank,
+    root, step, micro step and phase.
     """
     sides = list(calls), list(others)
     ranks = [len({c.rank for c in side}) for side in sides]
@@ -75,9 +77,9 @@ def facing_lanes(
 
 
 class LastWriters:
-    """Which call wrote last, before another one ran, what that reads.
+    """Finds the last call that wrote a tensor before another call reads it.
 
-    written: calls, and what stands for what they wrote.
+    written: (call, key of the content that it wrote).
     """
 
     def __init__(self, written: Iterable[tuple[Call, Hashable]]) -> None:
@@ -86,7 +88,7 @@ class LastWriters:
             self._writers[content].append(call)
 
     def before(self, reader: Call, content: Hashable) -> Call | None:
-        """None for what no call before the reader wrote."""
+        """The last call that wrote this content before `reader` ran; None without one."""
         writers = self._writers.get(content, ())
         place = bisect.bisect_left(writers, _when(reader), key=_when)
         return writers[place - 1] if place else None
@@ -99,10 +101,10 @@ def _when(call: Call) -> tuple[int, int, int]:
 class Sites:
     """All sites of a run, numbered in the order in which they were first called.
 
-    keys, first: key and first call of each. moments: (step, micro) -> its selected calls then.
-    selected: has it any. parent: site of the enclosing call, -1 for a root. kids: sites below, in
-    execution order; kids[-1] are the roots. A site that the first steps did not call stands after
-    what ran before it.
+    keys, first: key and first call of each site. moments: for each site, (step, micro) -> its
+    selected calls then. selected: whether a site has selected calls. parent: site of the enclosing
+    call, -1 for a root. kids: by site, the sites below in execution order; kids[-1] are the roots.
+    A site that the first steps did not call comes after the site that ran before it.
     """
 
     def __init__(self, run: Run) -> None:
@@ -132,7 +134,7 @@ class Sites:
 
     def _order(self) -> dict[int, list[int]]:
         first: dict[int, int] = {}  # by parent site
-        next_sibling: dict[int, int] = {}  # site -> the sibling behind it
+        next_sibling: dict[int, int] = {}  # site -> the next sibling
         last: dict[int, int] = {}  # by parent call: the child that ran last
         placed: set[int] = set()
         for call in sorted(self.calls, key=lambda c: c.order):
@@ -157,7 +159,7 @@ class Sites:
         return kids
 
     def leaves(self) -> list[int]:
-        """Sites that call no other, in execution order."""
+        """Sites that call no other site, in execution order."""
         out: list[int] = []
         todo = list(reversed(self.kids.get(-1, ())))
         while todo:
@@ -176,7 +178,7 @@ class Sites:
         return bool(self.moments[site])
 
     def name(self, site: int) -> str:
-        """How the site is called in a sentence."""
+        """The name of a site as used in sentences."""
         key = self.keys[site]
         words = ".".join(part for part in (key.scope, key.op) if part) or key.root
         return f"{words} #{key.occurrence}" if key.occurrence else words
@@ -187,7 +189,7 @@ class Sites:
         return key.op or key.scope.rpartition(".")[2] or key.root
 
     def below(self, site: int) -> list[int]:
-        """All sites below this one, in no order that matters."""
+        """All sites below this one, in no particular order."""
         out: list[int] = []
         todo = list(self.kids.get(site, ()))
         while todo:

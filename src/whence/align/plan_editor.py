@@ -1,4 +1,4 @@
-"""The pairs of a plan while stages of alignment change them, and the tensors derived for it."""
+"""A plan while stages of alignment change its pairs and derive tensors for it."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from whence.results import CallPair, Plan, SlotPair
 T = TypeVar("T")
 
 USER_MAP = "user map"
-"""The rule of pairs that a map made: no stage changes them."""
+"""The rule name of pairs from a user's map; no stage changes them."""
 
 MOST_PARTS = 4  # that one call may be in the other run
 READ = 3  # of a family of siblings: so many are read to decide for all
 
 
 class PlanEditor:
-    """A plan that is being changed. Every selected call stays in exactly one of pairs (as partner
-    or `also`), free, ambiguous.
+    """A plan that is being changed. Every selected call is in exactly one of `pairs` (as a partner
+    or in `also`), `free` and `ambiguous`.
 
-    pairs: by call of the reference. paired_with: calls of the target -> of the reference.
+    pairs: by call of the reference. paired_with: calls of the target -> calls of the reference.
     kids_reference, kids_target: children of every call, in order.
     """
 
@@ -61,7 +61,7 @@ class PlanEditor:
         return children(self.target.calls)
 
     def done(self) -> tuple[Run, Plan]:
-        """The target with what was made of it, and the plan."""
+        """The target with its derived tensors, and the changed plan."""
         pairs = sorted(self.pairs.values(), key=lambda p: self.reference.calls[p.reference].order)
         return self.derived.done(), replace(
             self.plan,
@@ -75,11 +75,13 @@ class PlanEditor:
         )
 
     def calls(self, pair: CallPair) -> tuple[Call, Call]:
-        """The reference's call and the target's."""
+        """The reference call and the target call of a pair."""
         return self.reference.calls[pair.reference], self.target.calls[pair.target]
 
     def partners(self, but: Container[int] = ()) -> dict[int, tuple[int, str]]:
-        """Partners of the reference's records: (record, "call:slot"). but: calls to leave out."""
+        """Partners of the reference's records: record -> (target record, "call:slot"). but: calls
+        to leave out.
+        """
         out: dict[int, tuple[int, str]] = {}
         for pair in self.pairs.values():
             if pair.reference not in but:
@@ -91,7 +93,7 @@ class PlanEditor:
         return out
 
     def set_slots(self, call: int, slots: Iterable[SlotPair]) -> None:
-        """Give a pair these slots; what is left over of either call follows."""
+        """Give a pair these slots; all other slots of both calls are then listed as unpaired."""
         pair = self.pairs[call]
         refs, target_refs = (call.refs for call in self.calls(pair))
         order = [r.slot for r in refs]
@@ -108,7 +110,7 @@ class PlanEditor:
         )
 
     def _sources_of(self, record: int) -> tuple[int, ...]:
-        """The target's own records that one is made of."""
+        """The target's own records that a record is derived from."""
         index = record - len(self.target.records)
         return (
             tuple(r for _, ids in self.derived.tensors[index].operands for r in ids)
@@ -117,14 +119,14 @@ class PlanEditor:
         )
 
     def is_fixed(self, reference: int) -> bool:
-        """Did the user say what this call is paired with? Then it stays so."""
+        """Whether the user's map fixes the partner of this call."""
         pair = self.pairs.get(reference)
         return pair is not None and pair.rule == USER_MAP
 
     # ---- what is read
 
     def array(self, side: str, record: int | None) -> Array | None:
-        """Elements of a record of one side, None where they are not there."""
+        """Elements of a record of one side; None where they were not stored."""
         if record is None:
             return None
         try:
@@ -139,13 +141,15 @@ class PlanEditor:
         return self.kids_reference if side == "reference" else self.kids_target
 
     def record(self, side: str, record: int) -> Record:
-        """A record of one side, or one that is to be made of the target's."""
+        """A record of one side; for the target also one that will be derived."""
         return (
             self.reference.records[record] if side == "reference" else self.derived.record(record)
         )
 
     def release(self, side: str, call: Call) -> None:
-        """Take a call out of whatever it was in. Its partner, if it had one, is without."""
+        """Remove a call from its pair, and from the free and ambiguous calls. Its partner becomes
+        free.
+        """
         if side == "reference":
             if call.id in self.pairs:
                 self.free_target.update(self.unpair(call.id))
@@ -166,7 +170,7 @@ class PlanEditor:
                     self.free_reference.add(call_id)
 
     def unpair(self, reference: int) -> list[int]:
-        """Undo a pair; the calls of the target that are without a partner now."""
+        """Remove a pair; returns the target calls that have no partner now."""
         pair = self.pairs.pop(reference)
         for partner in (pair.target, *pair.also):
             self.paired_with[partner].discard(reference)
@@ -181,36 +185,36 @@ class PlanEditor:
             self.free_target.discard(partner)
 
     def attach(self, reference: int, others: Sequence[int]) -> None:
-        """Calls of the target that are part of one that has a partner."""
+        """Add further target calls to a pair: they are part of its target call."""
         pair = self.pairs[reference]
         self.pairs[reference] = replace(pair, also=(*pair.also, *others))
         self.free_target -= set(others)
 
 
 def spread(items: Sequence[T], count: int = READ) -> list[T]:
-    """At most so many of them: the first, the last and between."""
+    """At most `count` of the items: the first, the last and some between them."""
     if len(items) <= count:
         return list(items)
     return [items[round(i * (len(items) - 1) / (count - 1))] for i in range(count)]
 
 
 def voted(members: Sequence[T], best: Callable[[T], int | None]) -> int | None:
-    """What most of a few siblings say; None where none says anything."""
+    """The most frequent choice among a few siblings; None where no sibling gives one."""
     votes = Counter(b for member in spread(members) if (b := best(member)) is not None)
     return votes.most_common(1)[0][0] if votes else None
 
 
 def short(call: Call) -> str:
-    """A call in a word: the last part of its path."""
+    """A short name for a call: the last component of its path."""
     return call.scope.rpartition(".")[2] or call.op_type or call.root
 
 
 def identifier(name: str) -> str:
-    """A name that a dims expression can bind."""
+    """The name as an identifier that a dims expression can bind."""
     out = "".join(c if c.isalnum() or c == "_" else "_" for c in name)
     return out if out.isidentifier() else f"x_{out}"
 
 
 def distinct(names: Sequence[str]) -> list[str]:
-    """The names, with a number behind those that are there several times."""
+    """The names, with a number appended to names that occur several times."""
     return [n if names.count(n) == 1 else f"{n}_{i}" for i, n in enumerate(names)]

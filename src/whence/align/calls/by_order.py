@@ -1,8 +1,8 @@
-"""One module called several times in a step, more often in one run than in the other: which of its
-calls has no partner?
+"""Pairs the calls of one module that is called more often per step in one run than in the other,
+and finds the calls without a partner.
 
-Where the counts agree, the k-th call is paired with the k-th. Else the neighbours decide: what ran
-before and after, under which parent, with which output.
+Where the counts agree, the k-th call is paired with the k-th. Otherwise the surroundings decide:
+the calls before and after, the parent and the output.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ _LONGEST = 2000
 
 
 def realign(pairing: SitePairing, pairs: Pairs) -> dict[int, tuple[int, ...]]:
-    """Correct pairs (call of the reference -> call of the target, rule, evidence) in place. Returns
-    calls that several fit equally.
+    """Correct pairs (reference call -> target call, rule, evidence) in place. Returns, by reference
+    call, the target calls that fit it equally well.
     """
     reference, target = pairing.reference, pairing.target
     if not any(key.occurrence for sites in (reference, target) for key in sites.keys):
@@ -66,7 +66,7 @@ def realign(pairing: SitePairing, pairs: Pairs) -> dict[int, tuple[int, ...]]:
 
 
 def _repeats(sites: Sites) -> dict[Hashable, list[int]]:
-    """Selected calls of one module in one step, in execution order."""
+    """Selected calls by module and moment, in execution order."""
     out: dict[Hashable, list[int]] = defaultdict(list)
     for site, key in enumerate(sites.keys):
         for moment, calls in sites.moments[site].items():
@@ -75,14 +75,14 @@ def _repeats(sites: Sites) -> dict[Hashable, list[int]]:
 
 
 class _Neighbours:
-    """The siblings before and after a call that are of another module."""
+    """Finds the nearest siblings before and after a call that belong to another module."""
 
     def __init__(self, sites: Sites) -> None:
         self._sites, self._calls = sites, sites.calls
         self._kids = children(sites.calls)
 
     def of(self, call: int) -> tuple[int, int, int]:
-        """(parent, before, after), each -1 where there is none."""
+        """(parent, sibling before, sibling after), each -1 where there is none."""
         calls, parent = self._calls, self._calls[call].parent
         kids = self._kids[parent]
         index = bisect.bisect_left(kids, calls[call].order, key=lambda k: calls[k].order)
@@ -104,7 +104,9 @@ def _table(
     around: tuple[_Neighbours, _Neighbours],
     pairs: Pairs,
 ) -> Scores:
-    """How well calls fit: outputs, paired neighbours; -inf below parents that are not paired."""
+    """Scores (n, m) of how well calls fit, by features, outputs and paired neighbours; -inf where
+    the parent is paired with another call.
+    """
     a = [pairing.features.of_call(pairing.reference.calls[c]) for c in calls]
     b = [pairing.target_features.of_call(pairing.target.calls[c]) for c in others]
     table = call_sequences.scores(a, b, lambda _: "")
@@ -121,7 +123,7 @@ def _table(
 
 
 def line_by_line(reference: Run, target: Run) -> list[tuple[Call, Call]]:
-    """Pairs in execution order. Raises UsageError at the first line, or count, that disagrees."""
+    """Pairs in execution order. Raises UsageError at the first call, or count, that disagrees."""
     calls, others = (
         sorted(selected(run.calls), key=lambda c: (c.rank, c.order)) for run in (reference, target)
     )
@@ -177,11 +179,11 @@ def _few(shapes: str) -> str:
 
 
 def counted(pairing: SitePairing) -> None:
-    """Operators below paired parents, where a name is called more often on one side: aligned as one
-    sequence, whatever their counters.
+    """Pair operators below paired parents where a name is called more often on one side, by
+    aligning them as one sequence regardless of their counters.
 
-    One call more shifts every later call of that name against the other run; only the whole
-    sequence (kinds, shapes, parameters, outputs) shows where it came in.
+    One additional call shifts every later call of that name against the other run. Only the whole
+    sequence (kinds, shapes, parameters, outputs) shows where it was inserted.
     """
     for site, partner in pairing.parents():
         operators = _operators(pairing.reference, site)
@@ -196,7 +198,7 @@ def _operators(sites: Sites, parent: int) -> list[int]:
 
 
 def _shifted(pairing: SitePairing, members: Sequence[int], others: Sequence[int]) -> bool:
-    """Is a name that is called several times called more often on one side?"""
+    """Whether a name that is called several times is called more often on one side."""
     counts = Counter(_counted_as(pairing.reference, s) for s in members)
     across = Counter(_counted_as(pairing.target, s) for s in others)
     return any(

@@ -1,10 +1,10 @@
-"""Executions of one compiled graph in both runs, cut at the nodes that both show.
+"""Cuts executions of one compiled graph, in both runs, at the nodes that both runs recorded.
 
-A compiled run shows what its kernels leave, an interpreted one every node, another compile other
-kernels. Each node that both show becomes one call: it reads the nodes nearest before it that both
-show, and its program is the piece of the graph between, so that what a kernel computes is replayed
-on what that kernel was given. Nodes that one run shows alone lie inside such pieces. See decision
-0013.
+A compiled run records the outputs of its kernels, an interpreted run every node, and another
+compilation has other kernels. Each node recorded in both runs becomes one call. It reads the
+nearest earlier nodes recorded in both, and its program is the piece of the graph in between, so a
+kernel's result is replayed from that kernel's actual inputs. Nodes recorded in one run only lie
+inside such pieces. See decision 0013.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _COMPILED = f"{NoProgram.COMPILED} by inductor"
 
 
 class Cut(NamedTuple):
-    """The two runs with their graphs cut alike, and what was done, in sentences."""
+    """The two runs with their graphs cut at the same nodes, and sentences on what was done."""
 
     reference: Run
     target: Run
@@ -40,7 +40,7 @@ class Cut(NamedTuple):
 
 
 def cut_alike(reference: Run, target: Run) -> Cut:
-    """Cut graphs that both runs executed at the nodes that both show."""
+    """Cut the graphs that both runs executed at the nodes recorded in both."""
     graphs, others = ([c for c in run.calls if c.kind == "graph"] for run in (reference, target))
     if not graphs or not others:
         return Cut(reference, target)
@@ -60,7 +60,9 @@ def cut_alike(reference: Run, target: Run) -> Cut:
 def _executions(
     graphs: Sequence[Call], target_graphs: Sequence[Call]
 ) -> Iterable[tuple[Call, Call]]:
-    """Executions of one graph: same step, compile and count; else by place among as many."""
+    """Pairs of executions of one graph: those with the same step, compilation and count; otherwise
+    by position, if there are equally many.
+    """
     for calls, target_calls in facing_lanes(graphs, target_graphs):
         named = {(c.op, c.scope, c.occurrence): c for c in target_calls}
         pairs = [(c, named[key]) for c in calls if (key := (c.op, c.scope, c.occurrence)) in named]
@@ -70,7 +72,9 @@ def _executions(
 
 
 class _Cutting:
-    """One run while its graphs are cut. programs: those of the pieces."""
+    """One run while its graphs are cut. programs: by id, those of the pieces. replaced: by id, the
+    new call; None for a dropped one.
+    """
 
     def __init__(self, run: Run) -> None:
         self.run = run
@@ -80,7 +84,7 @@ class _Cutting:
         self._cuts: dict[Hashable, int] = {}
 
     def number(self, cut: Hashable) -> int:
-        """A number for one way of cutting one program."""
+        """A number that identifies one way of cutting one program."""
         return self._cuts.setdefault(cut, len(self._cuts))
 
     def done(self) -> Run:
@@ -95,7 +99,7 @@ class _Cutting:
 
 
 class _Side:
-    """One execution of a graph in one run: its program, and the calls of the nodes it shows."""
+    """One execution of a graph in one run: its program, and the calls of its recorded nodes."""
 
     def __init__(self, cutting: _Cutting, call: Call) -> None:
         self.cutting, self.call = cutting, call
@@ -114,7 +118,9 @@ class _Side:
 
 
 class _Execution:
-    """One execution of a graph in both runs. shared: name in the reference -> calls of a node."""
+    """One execution of a graph in both runs. shared: by a node's name in the reference, its calls
+    in both runs.
+    """
 
     def __init__(
         self, cutting: _Cutting, call: Call, target_cutting: _Cutting, target_call: Call
@@ -152,7 +158,7 @@ class _Execution:
         return a == b and len(a) == 1
 
     def sentences(self) -> Iterable[str]:
-        """What was done, in sentences."""
+        """Sentences on nodes that only one run recorded, and on graphs that differ."""
         for side, words, across in (
             (self.reference, "reference", "target"),
             (self.target, "target", "reference"),
@@ -181,7 +187,9 @@ class _Execution:
         ) == len(self.target.places)
 
     def cut(self) -> None:
-        """Put the nodes that both show, with pieces of the graph as programs, into both runs."""
+        """Replace the recorded nodes, in both runs, by calls at the shared nodes with pieces of the
+        graph as programs.
+        """
         together = self._together()
         cuts = [
             _pieces(self.reference, {name: name for name in self.shared}, together),
@@ -208,7 +216,9 @@ class _Execution:
             self._above(side)
 
     def _read(self) -> dict[str, list[str]]:
-        """Without a program: what each node's kernel read, as far as both show it."""
+        """Inputs of each node's kernel, for graphs without a program, as far as both runs recorded
+        them.
+        """
         k, side = (1, self.target) if self.target.compiled else (0, self.reference)
         slots_of = {_output(calls[k]): f"input.{name}" for name, calls in self.shared.items()}
         slots_of |= {record: slot for slot, record in side.records.items() if is_read(slot)}
@@ -219,7 +229,9 @@ class _Execution:
         return {name: [s for s in inputs if s != f"input.{name}"] for name, inputs in read.items()}
 
     def _together(self) -> dict[str, frozenset[str]]:
-        """By node, those in one kernel with it, on either side, which has them unrounded."""
+        """For each shared node, the nodes that one kernel computes together with it in either run:
+        inside the kernel their values are not rounded.
+        """
         out: dict[str, frozenset[str]] = dict.fromkeys(self.shared, frozenset())
         for k in (0, 1):
             kernels: dict[Hashable, set[str]] = defaultdict(set)
@@ -260,7 +272,7 @@ class _Execution:
         )
 
     def _above(self, side: _Side) -> None:
-        """Drop those parameters of the module that ran the graph which its nodes read."""
+        """Drop the parameters of the enclosing module that the graph's nodes read."""
         cutting, parent = side.cutting, side.call.parent
         above = cutting.replaced.get(parent) or cutting.run.calls[parent] if parent >= 0 else None
         if above is None:
@@ -274,7 +286,9 @@ class _Execution:
         cutting.replaced[parent] = replace(above, refs=refs)
 
     def _tail(self, side: _Side, program: Program | None, needed: set[str]) -> None:
-        """Let the graph's own call read the calls below it, and only parameters that are left."""
+        """Let the graph's own call read the outputs of its pieces, and only those parameters that
+        no piece reads.
+        """
         refs = tuple(r for r in side.call.refs if not is_param(r.slot) or r.slot in needed)
         if program is not None:
             numbered = {f"input.{name}": f"{k}:output.0" for k, name in enumerate(self.shared)}
@@ -295,10 +309,11 @@ class _Execution:
 def _pieces(
     side: _Side, cut: Mapping[str, str], together: Mapping[str, frozenset[str]]
 ) -> dict[str, Program]:
-    """The pieces of a graph between nodes: by the name of the node each leads to, "" for what the
-    graph returns.
+    """The pieces of a graph, by the name of the node at which each ends; "" for the piece that ends
+    at the graph's outputs.
 
-    cut: name -> the side's own name. together: nodes that a piece is not cut at.
+    cut: reference name -> this side's name. together: by node, the nodes at which its piece is not
+    cut.
     """
     program = side.program
     if program is None:
@@ -327,7 +342,7 @@ def _pieces(
 
 
 def _plain(slot: str) -> str:
-    """The slot of a parameter without the wrapper that torch.compile puts around a model."""
+    """The slot of a parameter without the `_orig_mod` component that torch.compile adds."""
     return ".".join(part for part in slot.split(".") if part != "_orig_mod")
 
 

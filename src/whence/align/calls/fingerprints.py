@@ -1,9 +1,9 @@
-"""What is known of a site's tensors without reading elements: figures that survive renaming,
+"""What is known of a site's tensors without reading elements: statistics that survive renaming,
 transposing and rounding.
 
-Parameters anchor modules that share no name: equal checksum and count mean the same elements in
+Parameters identify modules that share no name: equal checksum and count mean the same elements in
 some order, close moments the same numbers in another dtype. Constant parameters (norms of ones,
-zero biases) do not tell calls apart and are left out.
+zero biases) do not distinguish calls and are left out.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ from whence.align.module_names import family
 from whence.records import Call, Record
 from whence.records.slots import is_output, is_param
 
-_LEAST_COUNT = 4  # elements; fewer coincide by chance
+_LEAST_COUNT = 4  # smaller parameters may coincide by chance
 
 
 class Feature(NamedTuple):
-    """One site in numbers that can be compared with another run's. Ids come from one vocabulary; 0
-    means "nothing there".
+    """One site as numbers that can be compared with those of another run. Ids come from one
+    vocabulary for both runs; 0 means none.
 
-    kind: op_type; family: what that is; shapes: its parameters', dims sorted; content: its
-    parameters' elements in any order; layout: shapes, families and layouts of everything below.
-    out: shapes of its outputs; out_hash: their elements, bit by bit. elements: contents of its
-    parameters and those below. moments: (count, norm, abs_sum) of these, out_moments of its largest
-    output with the mean in units of the root mean square appended.
+    kind: operator type. family: its family. shapes: of its parameters, extents sorted. content:
+    elements of its parameters, in any order. layout: shapes, families and layouts of all sites
+    below. out: shapes of its outputs. out_hash: their elements, bit by bit. elements: contents of
+    its parameters and of those below. moments: (count, norm, abs_sum) of these. out_moments: the
+    same of its largest output, with the mean in units of the root mean square appended.
     """
 
     kind: int
@@ -48,7 +48,7 @@ class Feature(NamedTuple):
 
 
 class Vocabulary:
-    """Numbers for values, from 1; the value None is 0."""
+    """Assigns ids to values, from 1; None has the id 0."""
 
     def __init__(self) -> None:
         self._table: dict[Hashable, int] = {}
@@ -58,18 +58,18 @@ class Vocabulary:
         return 0 if value is None else self._table.setdefault(value, len(self._table) + 1)
 
     def word(self, text: str) -> int:
-        """The number of a word, which `spelt` gives back."""
+        """The id of a word; `spelt` returns the word."""
         number = self(("word", text))
         self._words[number] = text
         return number
 
     def spelt(self, number: int) -> str:
-        """The word behind a number; "" for 0."""
+        """The word with this id; "" for 0."""
         return self._words.get(number, "")
 
 
 class Features:
-    """Features of the sites of one run, each worked out when asked for."""
+    """Features of the sites of one run, each computed when first asked for."""
 
     def __init__(self, sites: Sites, vocabulary: Vocabulary) -> None:
         self.sites, self._id = sites, vocabulary
@@ -95,11 +95,11 @@ class Features:
         return [self[s] for s in sites]
 
     def of_call(self, call: Call) -> Feature:
-        """Features of one call by itself, whatever it calls."""
+        """Features of one call alone, without the calls below it."""
         return self._feature(call, (), 0)
 
     def inputs(self, site: int) -> tuple[int, ...]:
-        """Records a site read first."""
+        """Records that the first call of a site read."""
         return tuple(r.record for r in self.sites.first[site].slots("input"))
 
     def _of_site(self, site: int) -> Feature:
@@ -148,7 +148,9 @@ class Features:
 
 
 def _content(record: Record) -> tuple[Any, ...] | None:
-    """Elements of a parameter in any order; None where they say nothing about who it is."""
+    """Identifies the elements of a parameter in any order; None for small or constant parameters,
+    which identify nothing.
+    """
     statistics = record.statistics
     if record.count < _LEAST_COUNT or (statistics is not None and not statistics.std):
         return None
@@ -186,9 +188,8 @@ def _output(outputs: Sequence[Record]) -> tuple[float, float, float, float]:
 def distance(
     moments: Sequence[Sequence[float]], target_moments: Sequence[Sequence[float]]
 ) -> np.ndarray[Any, np.dtype[np.float64]]:
-    """How far moments are apart, n against m: the largest relative difference of norm and sum of
-    magnitudes (and the difference of a fourth column). inf where the counts differ or nothing is
-    known.
+    """Distances (n, m) between moments: the largest relative difference of norm and sum of
+    magnitudes, and the absolute difference of a fourth column. inf where counts differ or are 0.
     """
     a, b = (
         np.asarray(moments, np.float64).reshape(len(moments), -1),
@@ -212,8 +213,8 @@ def distance(
 def nearest_by_far(
     distances: np.ndarray[Any, np.dtype[np.float64]], limit: float, times: float
 ) -> list[tuple[int, int]]:
-    """Rows and columns that are within the limit, and so many times nearer to each other than to
-    any other.
+    """(row, column) of the entries below `limit` that are `times` times smaller than every other
+    entry of their row and column.
     """
     out = []
     for i in range(distances.shape[0]):

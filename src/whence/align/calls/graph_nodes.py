@@ -1,4 +1,6 @@
-"""Nodes of compiled graphs: their calls, their places in a program, the pieces between them."""
+"""Nodes of compiled graphs: their calls, their positions in a program, and the pieces between
+them.
+"""
 
 from __future__ import annotations
 
@@ -13,11 +15,11 @@ from whence.records import Call, Program
 from whence.records.marks import Mark, has_mark, mark
 from whence.records.program import map_operands, operands
 
-NodePlace = tuple[int, int]  # operation, result
+NodePlace = tuple[int, int]  # index of the operation, index of its result
 
 
 def kernel(call: Call) -> str:
-    """The node of a graph that a call is and its kernel, in words; "" for other calls."""
+    """Names the graph node and the kernel of a call, in words; "" for other calls."""
     if is_piece(call):
         return ", ".join(n for n in call.notes if n.startswith((Mark.NODE, Mark.KERNEL)))
     if call.kind == "operator" and "kernel" in call.arguments:
@@ -26,12 +28,12 @@ def kernel(call: Call) -> str:
 
 
 def is_piece(call: Call) -> bool:
-    """Is this a node of a graph that was cut alike in both runs?"""
+    """Whether the call is a node of a graph that was cut at the same nodes in both runs."""
     return has_mark(call, Mark.NODE)
 
 
 def is_compiled(call: Call) -> bool:
-    """Did compiled code compute this node?"""
+    """Whether compiled code computed this node."""
     return "kernel" in call.arguments
 
 
@@ -43,11 +45,13 @@ def program_piece(
     cut: Mapping[NodePlace, str] = {},
     shape: Callable[[str], tuple[int, ...]] = lambda _: (),
 ) -> Program:
-    """What leads to `outputs` from the inputs of a program and the places where it is cut.
+    """The part of a program that computes `outputs` from its inputs and from the places where it is
+    cut.
 
-    kinds: dtypes by slot. cut: the name of what is made there. shape: of the tensor in a slot, ()
-    where unknown: an input of which nothing but extents is taken is none of the piece's own, for
-    what it makes would seem to be made of it, wrong where that is wrong.
+    kinds: dtypes by slot. cut: for each place where the program is cut, the name of the value
+    there. shape: gives the shape of the tensor in a slot, () where unknown. An input of which only
+    extents are used is not an input of the piece: otherwise errors in its elements would seem to
+    explain errors of the outputs.
     """
     needed = _needed(program, outputs, cut)
     order = {old: new for new, old in enumerate(sorted(needed))}
@@ -110,7 +114,7 @@ def program_piece(
 
 
 def _needed(program: Program, outputs: Mapping[str, Any], cut: Mapping[NodePlace, str]) -> set[int]:
-    """The operations that lead to `outputs`, up to where the graph is cut."""
+    """Indices of the operations that lead to `outputs`, back to the cuts."""
     needed: set[int] = set()
     todo = list(operands(list(outputs.values())))
     while todo:
@@ -122,15 +126,15 @@ def _needed(program: Program, outputs: Mapping[str, Any], cut: Mapping[NodePlace
 
 
 def places_of(program: Program) -> dict[str, NodePlace]:
-    """Where each node of a graph is in its program: operation and result."""
+    """The (operation, result) indices of each node of a graph, by name."""
     return {name: (i, 0) for i, name in enumerate(program.names)} | {
         name: (i, k) for name, i, k in program.picks
     }
 
 
 def same_nodes(reference: Program | None, target: Program | None) -> dict[str, str]:
-    """Names of the nodes of one graph -> of the other's that stand for the same: of other graphs
-    the nodes of one module and operator, in order, where both have as many.
+    """Node names of one graph -> names of the corresponding nodes of the other. Nodes of one module
+    and operator correspond in order, where both graphs have equally many.
     """
     if reference is None or target is None:
         places = places_of(reference or target)  # type: ignore[arg-type]
@@ -151,7 +155,7 @@ def same_nodes(reference: Program | None, target: Program | None) -> dict[str, s
 
 
 def nodes_by_kind(program: Program) -> dict[tuple[str, str], list[str]]:
-    """Names of the nodes of one module and operator, in order."""
+    """Names of the nodes by (module, operator), in order."""
     nodes: dict[tuple[str, str], list[str]] = defaultdict(list)
     for name, scope, op in zip(program.names, program.scopes, program.operations):
         nodes[scope, op.name.split(".")[1]].append(name)

@@ -1,5 +1,5 @@
-"""The nearest call to one without a partner: for a person who writes a map, or wonders why nothing
-was compared.
+"""Finds the nearest call for a call without a partner, for a user who writes a map or asks why
+nothing was compared.
 """
 
 from __future__ import annotations
@@ -14,20 +14,20 @@ from whence.align.module_names import likeness, normal_scope
 from whence.records import Run
 from whence.results import Nearest, Plan
 
-_MOST = 20  # sites asked for, each against at most _ACROSS of the other run
+_MOST = 20  # unpaired sites that are looked up, each against at most _ACROSS sites of the other run
 _ACROSS = 20_000
-_CLOSER = 200  # of these are compared name by name
-_PATH = 2.0  # what a path that is equal word by word is worth
+_CLOSER = 200  # of these, the sites that are compared name by name
+_PATH = 2.0  # the weight of a path whose words are all equal
 
 
 def nearest(
     reference: Run, target: Run, plan: Plan, unpaired: Sequence[int]
 ) -> tuple[Nearest, ...]:
-    """For up to 20 calls of the reference, one per module: the free call of the target that comes
-    nearest, if any comes near.
+    """For up to 20 unpaired calls of the reference, one per module: the nearest unpaired call of
+    the target, if any is near.
 
-    wanted: ids of calls of the reference without a partner. Names, classes, shapes, parameters and
-    outputs count; reads no elements.
+    unpaired: ids of the reference calls. Names, classes, shapes, parameters and outputs count;
+    reads no elements.
     """
     if not unpaired:
         return ()
@@ -64,7 +64,7 @@ def nearest(
 
 
 def _alike(a: Sequence[str], b: Sequence[str]) -> float:
-    """Likeness of two paths, 0..1: their words in order."""
+    """Similarity of two paths, 0..1: the share of words that agree in order."""
     n, m = len(a), len(b)
     best = np.zeros((n + 1, m + 1))
     for i in range(n):

@@ -1,9 +1,9 @@
-"""Alignment of two sequences: which items correspond, in order on both sides, so that what was
-inserted or removed stays without a partner.
+"""Aligns two sequences: corresponding items are in order on both sides, and inserted or removed
+items stay without a partner.
 
 `align` and `best_in_order` maximise a sum of scores (Needleman and Wunsch, J. Mol. Biol. 48, 1970,
-with free gaps); `common_subsequence` is for items that are equal or not and sequences that are long
-(Myers, An O(ND) Difference Algorithm, 1986).
+with free gaps). `common_subsequence` is for long sequences whose items are equal or not (Myers, An
+O(ND) Difference Algorithm, 1986).
 """
 
 from __future__ import annotations
@@ -16,23 +16,24 @@ import numpy as np
 
 from whence.errors import UsageError
 
-_MAX_WORK = 40_000_000  # steps of the search for a common subsequence
-_EQUAL = 0.3  # alternatives within this are equal
+_MAX_WORK = 40_000_000  # steps of the search for a common subsequence, at most
+_EQUAL = 0.3  # scores that differ by less count as equal
 
 Scores = np.ndarray[Any, np.dtype[np.float64]]
 
 
 class Aligned(NamedTuple):
-    """Pairs of positions with their scores, and positions that several fit equally."""
+    """Pairs of positions with their scores, and positions that several others fit equally well."""
 
     pairs: list[tuple[int, int, float]]
     doubtful: list[tuple[int, list[int]]]
 
 
 def align(table: Scores, least: float) -> Aligned:
-    """The best alignment of a table of scores (n, m); a score below `least` never pairs.
+    """The best alignment for a table of scores (n, m); scores below `least` never pair.
 
-    A pair counts only if every best alignment has it; what several fit equally is doubtful.
+    A pair counts only if every best alignment contains it; positions that pair differently are
+    doubtful.
     """
     n, m = table.shape
     scores = np.where(table >= least, table, -np.inf)
@@ -55,7 +56,9 @@ def align(table: Scores, least: float) -> Aligned:
 
 
 def _best(scores: Scores) -> Scores:
-    """best[i, j]: the largest sum of any alignment of the first i with the first j."""
+    """best[i, j]: the largest sum of scores of any alignment of the first i with the first j
+    items.
+    """
     n, m = scores.shape
     best = np.zeros((n + 1, m + 1))
     for i in range(n):
@@ -67,7 +70,9 @@ def _best(scores: Scores) -> Scores:
 def best_in_order(
     count: int, count_across: int, score: Callable[[int, int], float]
 ) -> list[tuple[int, int]]:
-    """The pairs in order, none of score 0, with the largest sum; the earliest of equal ones."""
+    """The order-preserving pairs with the largest sum of scores, none with score 0; of equal
+    solutions the earliest.
+    """
     best = [[0.0] * (count_across + 1) for _ in range(count + 1)]
     for i in range(count - 1, -1, -1):
         for j in range(count_across - 1, -1, -1):
@@ -91,7 +96,9 @@ def best_in_order(
 def common_subsequence(
     a: Sequence[Any], b: Sequence[Any], max_work: int
 ) -> list[tuple[int, int]] | None:
-    """Positions of a longest common subsequence; None where `max_work` steps do not find it."""
+    """Pairs of positions of a longest common subsequence; None where `max_work` steps do not find
+    one.
+    """
     furthest = {1: 0}
     trail: list[dict[int, int]] = []
     work = 0
@@ -112,7 +119,7 @@ def common_subsequence(
 
 
 def _walked_back(trail: Sequence[Mapping[int, int]], x: int, y: int) -> list[tuple[int, int]]:
-    """The equal positions on the way back from (x, y) to the start, in order."""
+    """The equal positions on the way from (x, y) back to the start, in ascending order."""
     pairs: list[tuple[int, int]] = []
     for edits in range(len(trail) - 1, -1, -1):
         furthest, k = trail[edits], x - y
@@ -128,11 +135,11 @@ def _walked_back(trail: Sequence[Mapping[int, int]], x: int, y: int) -> list[tup
 
 
 def blocks(first: Sequence[Any], second: Sequence[Any]) -> list[tuple[int, int, int, int, bool]]:
-    """(from, to, from, to, equal) of runs of operators that are paired and of what lies
-    between, in order.
+    """(start, stop, start, stop, equal) for each run of paired operators and for each stretch
+    between them, in order.
 
-    Along a longest common subsequence. Raises UsageError when the two have too little in common to
-    be searched.
+    Based on a longest common subsequence. Raises UsageError when the two have too little in common
+    to be searched.
     """
     start, least = 0, min(len(first), len(second))
     while start < least and first[start] == second[start]:
@@ -167,7 +174,7 @@ def blocks(first: Sequence[Any], second: Sequence[Any]) -> list[tuple[int, int, 
 
 
 def longest_increasing(pairs: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
-    """The longest part of pairs, sorted by first number, whose second numbers increase too."""
+    """The longest subset of pairs, sorted by first number, whose second numbers increase too."""
     ends: list[int] = []
     end_pairs: list[int] = []
     previous = [-1] * len(pairs)

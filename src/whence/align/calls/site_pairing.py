@@ -1,4 +1,4 @@
-"""The sites of two runs while rules pair them: their partners, and what speaks for a pair."""
+"""The sites of two runs while rules pair them: their partners and the evidence."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ CLOSE_OUTPUT = 1e-3
 
 
 class Partner(NamedTuple):
-    """The site of the target, the rule that paired it and its evidence in words."""
+    """The paired site of the target, the rule that paired it, and the evidence in words."""
 
     site: int
     rule: str
@@ -33,10 +33,11 @@ class Partner(NamedTuple):
 
 
 class SitePairing:
-    """The sites of two runs. partners: by site of the reference; back: site of the target -> of the
-    reference. doubtful: site of the reference -> sites of the target that fit it equally.
+    """The pairing of the sites of two runs. partners: by site of the reference. back: site of the
+    target -> site of the reference. doubtful: site of the reference -> sites of the target that fit
+    it equally well.
 
-    classes_across: class of the reference -> the only class it has been paired with so far.
+    classes_across: class of the reference -> the only class with which it has been paired so far.
     """
 
     def __init__(self, reference: Run, target: Run) -> None:
@@ -51,9 +52,10 @@ class SitePairing:
         )
         self._ranks = self._rank_table()
         self.classes_across: dict[int, int] = {}
-        # sites of the reference whose numbers mean something else across
+        # sites of the reference whose numbers have another meaning in the target
         self.renumbered: set[int] = set()
-        # sites of the reference that were aligned as part of a sequence, whatever their counters
+        # sites of the reference that were aligned as part of a sequence, regardless of their
+        # counters
         self.counted: set[int] = set()
 
     def pair(self, site: int, partner: int, rule: str, evidence: str = "") -> None:
@@ -72,7 +74,9 @@ class SitePairing:
 
     @cached_property
     def shared_names(self) -> frozenset[str] | None:
-        """Starred names that partners share, before structure adds pairs; None unless most do."""
+        """Starred names that paired sites have in common, before structure adds pairs; None if
+        fewer than half of the sites are paired.
+        """
         if (
             2 * len(self.partners) < min(len(self.reference), len(self.target))
             or len(self.partners) < 2
@@ -85,20 +89,20 @@ class SitePairing:
         return frozenset(a for a, b in keys if a == b)
 
     def free(self) -> tuple[list[int], list[int]]:
-        """Sites without a partner, of either side."""
+        """Sites without a partner: (of the reference, of the target)."""
         return [s for s in range(len(self.reference)) if s not in self.partners], [
             s for s in range(len(self.target)) if s not in self.back
         ]
 
     def settled(self) -> bool:
-        """Has one side no site left that was asked for and has no partner?"""
+        """Whether every selected site of at least one side has a partner."""
         free, free_target = self.free()
         return not any(map(self.reference.selected, free)) or not any(
             map(self.target.selected, free_target)
         )
 
     def lane(self, sites: Sites, site: int) -> tuple[int, str]:
-        """Calls of different ranks or phases are never paired here."""
+        """The (rank, phase) of a site; sites of different lanes are never paired here."""
         key = sites.keys[site]
         return (
             self._ranks.get(key.rank, key.rank) if sites is self.reference else key.rank
@@ -107,18 +111,22 @@ class SitePairing:
     def by_lane(
         self, sites: Sequence[int], others: Sequence[int]
     ) -> Iterator[tuple[list[int], list[int]]]:
-        """The sites of both sides that may be paired, for every lane of the reference's."""
+        """The sites of both sides that may be paired, one pair of lists for each lane of the
+        reference.
+        """
         lane_of = {s: self.lane(self.reference, s) for s in sites}
         across = {o: self.lane(self.target, o) for o in others}
         for lane in dict.fromkeys(lane_of.values()):
             yield [s for s in sites if lane_of[s] == lane], [o for o in others if across[o] == lane]
 
     def parents(self) -> list[tuple[int, int]]:
-        """Paired sites, which may call sites to pair; first (-1, -1), above the roots."""
+        """Pairs of sites whose children may be paired; the first, (-1, -1), stands above the
+        roots.
+        """
         return [(-1, -1), *((s, partner.site) for s, partner in self.partners.items())]
 
     def score(self, site: int, partner: int) -> float:
-        """How well the features of two sites fit, as `call_sequences.scores` gives it."""
+        """How well the features of two sites fit, by `call_sequences.scores`."""
         a, b = [self.features[site]], [self.target_features[partner]]
         return float(call_sequences.scores(a, b, self.word)[0, 0])
 
@@ -140,7 +148,9 @@ class SitePairing:
         return "" if a == b else f"{a} against {b}"
 
     def tells(self, site: int, partner: int) -> bool:
-        """Do the parameters of two sites say that they are one, elements or moments?"""
+        """Whether the parameters of two sites (elements or moments) show that they correspond;
+        without parameters, whether their outputs are equal.
+        """
         a, b = self.features[site], self.target_features[partner]
         if a.elements or b.elements:
             if len(a.elements & b.elements) * 2 > max(len(a.elements), len(b.elements)):
@@ -154,7 +164,7 @@ class SitePairing:
         ) and not self.contradict(site, partner)
 
     def same_parents(self, site: int, partner: int) -> bool:
-        """Are the parents partners, or is one of them without any?"""
+        """Whether the parents are paired with each other, or both have no partner."""
         parent, target_parent = self.reference.parent[site], self.target.parent[partner]
         paired = self.partners.get(parent)
         return (
@@ -164,11 +174,11 @@ class SitePairing:
         )
 
     def word(self, number: int) -> str:
-        """The name behind `Feature.word`."""
+        """The name behind the id `Feature.word`."""
         return self._vocabulary.spelt(number)
 
     def why(self, site: int, partner: int) -> str:
-        """What speaks for a pair, in words."""
+        """The evidence for a pair, in words."""
         a, b = self.features[site], self.target_features[partner]
         words: list[str] = []
         if a.elements and a.elements == b.elements:
@@ -199,7 +209,7 @@ class SitePairing:
 
 
 def grouped(keyed: Iterable[tuple[Hashable, int]]) -> dict[Hashable, list[int]]:
-    """Sites by key; those whose key is None are left out."""
+    """Sites grouped by key; those whose key is None are left out."""
     out: dict[Hashable, list[int]] = defaultdict(list)
     for key, site in keyed:
         if key is not None:
@@ -208,7 +218,7 @@ def grouped(keyed: Iterable[tuple[Hashable, int]]) -> dict[Hashable, list[int]]:
 
 
 def unique_contents(sites: Iterable[int], features: Features) -> dict[Hashable, int]:
-    """Content of the parameters -> the site, where only one has it."""
+    """Contents of parameters that only one site has -> that site."""
     return {
         c: holders[0]
         for c, holders in grouped((features[s].content or None, s) for s in sites).items()

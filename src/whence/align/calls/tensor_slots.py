@@ -1,4 +1,6 @@
-"""Pairs the tensors of two calls: by slot, then by content, then by order where shapes agree."""
+"""Pairs the tensors of two paired calls: by slot name, then by content, then by order where shapes
+agree.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,7 @@ from whence.records import Call, Record, Ref, Run
 from whence.records.slots import input_name, is_cache, is_input, is_param, param_name, slot_family
 from whence.results import SlotPair
 
-# Names of one parameter in different frameworks.
+# Equivalent parameter names in different frameworks.
 _SAME_NAME = {
     "kernel": "weight",
     "w": "weight",
@@ -34,7 +36,9 @@ _ANOTHER = 0.1
 def pair_slots(
     call: Call, partner: Call, reference: Run, target: Run
 ) -> tuple[list[SlotPair], list[str], list[str]]:
-    """(pairs, slots only the reference's call has, slots only the target's has)."""
+    """(pairs of slots, slots that only the reference's call has, slots that only the target's call
+    has).
+    """
     across = {r.slot: r for r in partner.refs}
     numbered = _numbered_params(call, partner, reference, target)
     slots: list[SlotPair] = []
@@ -48,11 +52,13 @@ def pair_slots(
     slots = _of_one_kind(slots, across, reference, target)
     if call.op_type != partner.op_type:
         slots = _elsewhere(_swapped(slots, reference, target), across, reference, target)
-    # A module may be paired with the last of its operators, which reads something else.
+    # A module may be paired with the last of its operators, which reads other inputs than the
+    # module.
     kinds = {call.kind, partner.kind}
     is_part = call.op_type != partner.op_type and kinds == {"module", "operator"}
     is_fused = _is_fused(call, partner)
-    # What one side folded into its parameters is not a parameter of the other's.
+    # If one side folded a scale or bias into its parameters, they differ from the other side's
+    # parameters of the same name.
     for slot in [s for s in slots if _may_be_another(s.reference_slot, is_part, is_fused)]:
         a, b = reference.records[slot.reference_record], target.records[slot.target_record]
         if _unlike(a, b) if is_part else _distance(a, b) >= _CLOSE:
@@ -78,22 +84,24 @@ def pair_slots(
 
 
 def is_count_of_cache(run: Run, ref: Ref) -> bool:
-    """Is it a number that a cache keeps of itself, as its length?
+    """Whether a tensor is a count that a cache keeps of itself, such as its length.
 
-    A cache of another kind keeps none, and a wrong one shows in what is read of the keys.
+    Caches of other kinds keep no count. A wrong count shows in the keys that are read.
     """
     record = run.records[ref.record]
     return is_cache(ref.slot) and record.count <= 1 and not dtypes.is_floating(record.dtype)
 
 
 def _may_be_another(slot: str, is_part: bool, is_fused: bool) -> bool:
-    """May a tensor of one name be another one, since the calls do not do the same?"""
+    """Whether tensors of one slot name may be different tensors, because the calls do not do the
+    same.
+    """
     return (is_input(slot) and is_part) or ((is_input(slot) or is_param(slot)) and is_fused)
 
 
 def _numbered_params(call: Call, partner: Call, reference: Run, target: Run) -> dict[str, str]:
-    """Slots of the target by those of the reference, of parameters that several calls taken as one
-    hold by number: those of equal elements, then, in order, those of one shape.
+    """For calls that were joined and number their parameters: reference slot -> target slot, paired
+    by equal elements first, then in order by equal shape; "" for a slot without a partner.
     """
     own = [r for r in call.slots("param") if param_name(r.slot).isdecimal()]
     free = [r for r in partner.slots("param") if param_name(r.slot).isdecimal()]
@@ -107,13 +115,13 @@ def _numbered_params(call: Call, partner: Call, reference: Run, target: Run) -> 
             if ref.slot not in slots and match is not None:
                 slots[ref.slot] = match.slot
                 free.remove(match)
-    # A name that another one has now is nobody's.
+    # A slot name that another slot took has no partner of its own.
     lost = {ref.slot: "" for ref in own if ref.slot not in slots}
     return lost | slots
 
 
 def have_one_content(a: Record, b: Record) -> bool:
-    """Are these bits the same, of one dtype and shape?"""
+    """Whether two records are equal in dtype, shape and every bit."""
     return bool(a.hash) and (a.hash, a.dtype, a.shape) == (b.hash, b.dtype, b.shape)
 
 
@@ -122,7 +130,7 @@ def _is_of_one_shape(a: Record, b: Record) -> bool:
 
 
 def _is_fused(call: Call, partner: Call) -> bool:
-    """Are these operators of one name, one of which was fused with those before it?"""
+    """Whether two operators of one name differ because one was fused with operators before it."""
     if (
         call.op_type == partner.op_type
         or not call.kind == partner.kind == "operator"
@@ -135,11 +143,11 @@ def _is_fused(call: Call, partner: Call) -> bool:
 def _of_one_kind(
     slots: list[SlotPair], free: dict[str, Ref], reference: Run, target: Run
 ) -> list[SlotPair]:
-    """Positions of which one holds integers and the other numbers (`positions, hidden` against
-    `hidden`; `weights, indices` against `indices, weights`): the tensor that fits, free or of
-    another such position.
+    """Repair inputs where one side has integers and the other floats in the same slot (`positions,
+    hidden` against `hidden`; `weights, indices` against `indices, weights`): each is paired with
+    the only tensor that fits, taken from `free` or from another such slot.
 
-    free: slots of the target without a partner, which loses and gains.
+    free: target slots without a partner; changed in place.
     """
     out = list(slots)
     clashing = {
@@ -183,7 +191,9 @@ def _is_float(record: Record) -> bool:
 def _matched(
     refs: list[Ref], others: list[Ref], kind: str, reference: Run, target: Run
 ) -> list[tuple[Ref, Ref]]:
-    """Pairs among the slots of one kind that share no name."""
+    """Pairs among slots of one kind whose names differ: by parameter name, equal elements,
+    statistics, then shape.
+    """
     out: list[tuple[Ref, Ref]] = []
     refs, others = list(refs), list(others)
 
@@ -192,7 +202,7 @@ def _matched(
         refs.remove(ref)
         others.remove(match)
 
-    # Graphs that share one tensor among modules have it under the name of another one.
+    # Graphs that share one tensor among modules record it under the name of one of them.
     for name_of in (_parameter, _role) if kind == "param" else ():
         for ref in list(refs):
             named = [o for o in others if name_of(o.slot) == name_of(ref.slot)]
@@ -218,9 +228,9 @@ def _matched(
                 for r in refs
             ):
                 take(ref, match)
-    refs = [r for r in refs if not is_count_of_cache(reference, r)]  # of that name, or no other
+    refs = [r for r in refs if not is_count_of_cache(reference, r)]  # a count pairs by name only
     for ref in list(refs):
-        # One program passes by position what the other passes by name.
+        # One program passes an argument by position, the other by name.
         match_ = next((o for o in others if b[o.slot].shape == a[ref.slot].shape), None)
         if match_ is not None:
             take(ref, match_)
@@ -230,7 +240,9 @@ def _matched(
 
 
 def _unlike(a: Record, b: Record) -> bool:
-    """Do figures of two tensors of one count say that no error of a run lies between them?"""
+    """Whether the norms of two tensors with the same count differ too much for an error of a
+    run.
+    """
     s, t = a.statistics, b.statistics
     if (
         a.count != b.count
@@ -250,7 +262,7 @@ def _parameter(slot: str) -> str:
 
 
 def _role(slot: str) -> str:
-    """What a parameter is in its module: its name without the path."""
+    """The name of a parameter inside its module, without the path."""
     name = param_name(slot).rpartition(".")[2]
     return _SAME_NAME.get(name, name)
 
@@ -264,7 +276,9 @@ def _same_elements(a: Record, b: Record) -> bool:
 
 
 def _figure_distance(a: Record, b: Record) -> float:
-    """The largest relative difference of norm and extremes; inf where that says nothing."""
+    """The largest relative difference of norm, extremes and mean; inf where these are unknown or
+    constant.
+    """
     s, t = a.statistics, b.statistics
     if a.count != b.count or s is None or t is None or not s.std or not t.std:
         return float("inf")
@@ -277,10 +291,10 @@ def _figure_distance(a: Record, b: Record) -> float:
 
 
 def _swapped(slots: list[SlotPair], reference: Run, target: Run) -> list[SlotPair]:
-    """Two classes that take the same tensors in another order: positions whose elements are
-    swapped are paired crosswise.
+    """For two classes that take the same tensors in another order, pair the inputs crosswise whose
+    elements are swapped.
 
-    Calls of one class keep their positions: there, exchanged arguments are a fault.
+    Calls of one class keep their positions: there, swapped arguments are a fault.
     """
     positions = [
         k
@@ -314,10 +328,10 @@ def _swapped(slots: list[SlotPair], reference: Run, target: Run) -> list[SlotPai
 def _elsewhere(
     slots: list[SlotPair], free: dict[str, Ref], reference: Run, target: Run
 ) -> list[SlotPair]:
-    """Two classes of which one takes more tensors (`probabilities, v` against `q, k, v`): the free
-    tensor whose figures fit clearly better.
+    """For two classes of which one takes more tensors (`probabilities, v` against `q, k, v`), pair
+    an input with the free tensor whose statistics fit clearly better.
 
-    free: slots of the target without a partner, which loses and gains.
+    free: target slots without a partner; changed in place.
     """
     out = list(slots)
     for k, slot in enumerate(slots):
@@ -352,10 +366,11 @@ _MOST = 250_000  # ways to look at
 def pair_in_order(
     call: Call, partner: Call, reference: Run, target: Run
 ) -> tuple[list[SlotPair], list[str], list[str]]:
-    """(pairs, slots only the reference's call has, slots only the target's has).
+    """(pairs of slots, slots that only the reference's call has, slots that only the target's call
+    has).
 
-    Inputs and outputs are paired in order; one that has no like across is passed over, inputs
-    without axes (numbers) first. `pair_slots` decides for tensors that the order leaves out.
+    Inputs and outputs are paired in order. An input or output that has no counterpart is skipped;
+    scalars are skipped first. `pair_slots` decides for tensors that the order leaves unpaired.
     """
     pairs: list[SlotPair] = []
     for kind in ("input", "output"):
@@ -366,7 +381,7 @@ def pair_in_order(
         )
         pairs += [_pair(refs[i], others[j]) for i, j in _in_order(a, b)]
     placed, target_placed = {p.reference_slot for p in pairs}, {p.target_slot for p in pairs}
-    # What order did not place, names and content may.
+    # Names and contents may pair what the order did not.
     remaining, _, _ = pair_slots(
         _without(call, placed), _without(partner, target_placed), reference, target
     )
@@ -394,7 +409,7 @@ def _clash(pair: SlotPair, reference: Run, target: Run) -> bool:
 
 
 def _in_order(records: Sequence[Record], others: Sequence[Record]) -> list[tuple[int, int]]:
-    """The pairs in order that agree best; the k-th with the k-th of very many."""
+    """The order-preserving pairs that agree best; very long lists are paired by position."""
     if len(records) * len(others) > _MOST:
         return [
             (k, k) for k in range(min(len(records), len(others))) if _worth(records[k], others[k])
@@ -403,7 +418,7 @@ def _in_order(records: Sequence[Record], others: Sequence[Record]) -> list[tuple
 
 
 def _worth(a: Record, b: Record) -> float:
-    """How well two tensors fit: 0 for other counts or kinds of numbers."""
+    """How well two tensors fit; 0 for different counts or kinds of dtype."""
     if a.count != b.count or _may_be_float(a) != _may_be_float(b):
         return 0.0
     same_shape = a.shape == b.shape

@@ -80,7 +80,7 @@ class LayoutState(PlanEditor):
 
     @cached_property
     def equal_parameters(self) -> Counter[tuple[str, str, tuple[int, ...]]]:
-        """Number of paired parameters that are equal bit by bit, by starred scope, slot and shape."""
+        """Number of parameters equal bit by bit, by starred scope, slot and shape."""
         places = {
             s.records: (p, s) for p in reversed(self.pairs.values()) for s in reversed(p.slots)
         }

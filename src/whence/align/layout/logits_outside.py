@@ -21,7 +21,7 @@ _WORDS = "makes what the root of the other run returns"
 
 
 def heads(editor: PlanEditor) -> None:
-    """Pair a root's returned logits with a call beside the other root, then pair what roots return."""
+    """Pair a root's logits with a call beside the other root, then pair what the roots return."""
     roots = {
         c.id: editor.pairs[c.id]
         for c in editor.reference.calls

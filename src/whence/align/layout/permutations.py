@@ -21,13 +21,12 @@ from whence.align import dims as ex
 from whence.dtypes import Array
 
 Order = npt.NDArray[np.int64]
-_MOST_GRIDS = (
-    4000  # ways to split an axis in three that are tried before the indices are listed one by one
-)
+# ways to split an axis in three that are tried before the indices are listed one by one
+_MOST_GRIDS = 4000
 
 
 def common(reference: Array, target: Array) -> tuple[Array, Array]:
-    """Both tensors in the coarser of their floating dtypes; the run with that dtype rounded to it."""
+    """Both tensors in the coarser of their floating dtypes."""
     a, b = dtypes.of(reference), dtypes.of(target)
     if a.name == b.name or not (a.is_floating and b.is_floating):
         return reference, target

@@ -1,4 +1,4 @@
-"""Names the source tensors of given elements of a joined tensor, to locate a fault in its sources."""
+"""Names the source tensors that given elements of a joined tensor come from, to locate a fault."""
 
 from __future__ import annotations
 

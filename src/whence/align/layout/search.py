@@ -553,9 +553,7 @@ def _order(state: LayoutState, layouts: dict[TensorPair, Order], family: Family)
                     kind == "param"
                     and order.kind == "rows"
                     and a.shape == b.shape == (len(places),)
-                    and not is_equal(
-                        a, b
-                    )  # not a constant vector, nor one that these rows leave unchanged
+                    and not is_equal(a, b)  # constant, or not along the rows
                 ):
                     state.decided[near] = (
                         permutations.taken(X, b.shape, 0, places),

@@ -17,17 +17,17 @@ from whence.align.tensors.elements import Elements, Family, Numbers, Place, Tap,
 from whence.records import Record
 from whence.records.slots import is_output
 
-CLEARER = 3.0  # times closer than any other candidate
+CLEARER = 3.0  # must be this many times closer than any other candidate
 _VOTES = 3  # of others of its name, which outweigh what the elements of a tensor say
-# times as far apart as certain pairs usually are: maybe something nearby that no call returned
+# times the usual distance of certain pairs: perhaps a nearby tensor that no call returned
 _UNLIKE = 100.0
 _MONOTONE = 0.9  # share of the certain pairs in one order, from which on order means something
 
 
 @dataclass(slots=True)
 class Match:
-    """tap is paired with place through an expression over the tap's tensor. sure: its elements say
-    so.
+    """A tap paired with a place through an expression over the tap's tensor. sure: whether the
+    elements confirm the pair.
     """
 
     tap: Tap
@@ -47,7 +47,7 @@ class TensorCandidates:
         self.fits = TensorFits(elements, places)
 
     def by_content(self) -> None:
-        """Tensors whose elements are by far closer than those of any other candidate."""
+        """Pair tensors whose elements are much closer to each other than to any other candidate."""
         doubtful: dict[int, list[tuple[Place, axes.Fit]]] = {}
         for tap in self.taps:
             fits = [
@@ -77,7 +77,7 @@ class TensorCandidates:
         self._by_order(doubtful)
 
     def as_before(self, earlier: dict[tuple[str, Family], list[tuple[Family, Numbers]]]) -> None:
-        """What was paired in an earlier step is paired again."""
+        """Pair what was paired in an earlier step the same way again."""
         roles = {role: place for place in reversed(self.places) for role in place.roles}
         for tap in self.taps:
             place = next(
@@ -100,7 +100,7 @@ class TensorCandidates:
                 )
 
     def by_name(self) -> None:
-        """Pair by the rule that the names of certain pairs have in common."""
+        """Pair the remaining taps by the naming rule that most certain pairs follow."""
         rules = self._rules()
         roles = {role: place for place in reversed(self.places) for role in place.roles}
         for tap in self.taps:
@@ -126,12 +126,12 @@ class TensorCandidates:
                 break
 
     def strays(self, tap: Tap) -> bool:
-        """Is a tensor much further from its partner than certain pairs are?"""
+        """Whether a tensor is much further from its partner than certain pairs usually are."""
         usual = float(np.median([m.fit.distance for m in self.matched.values()]))
         return self.matched[tap.call].fit.distance > max(_UNLIKE * usual, 1e-6)
 
     def only_one_of_its_size(self) -> None:
-        """Pair tensors that alone have their size on either side, or that share a name."""
+        """Pair tensors that are the only ones of their size on both sides, or that share a name."""
         unpaired = [t for t in self.taps if t.call not in self.matched]
         used = {m.place.record for m in self.matched.values()}
         count = Counter(self.elements.record(False, t.record).count for t in self.taps)
@@ -167,7 +167,9 @@ class TensorCandidates:
                 used.add(chosen[0].record)
 
     def repeats(self, tap: Tap) -> bool:
-        """Are these the elements of a tensor that has a partner, seen once more?"""
+        """Whether a tap repeats the elements of a tensor that already has a partner (a view, a
+        copy).
+        """
         if tap.call in self.repeated:
             return True
         record = self.elements.record(False, tap.record)
@@ -186,7 +188,9 @@ class TensorCandidates:
         self.matched[tap.call] = Match(tap, place, fit, why)
 
     def _fitness(self, tap: Tap, place: Place, fit: axes.Fit) -> tuple[bool, int, bool, int]:
-        """Sorts places of one content: numbers in names, simplest change of axes, outputs first."""
+        """Sort key among places with the same elements: equal numbers in names first, then the
+        simplest change of axes, then outputs.
+        """
         named = bool(tap.numbers) and any(numbers == tap.numbers for _, numbers in place.roles)
         return not named, len(str(fit.node)), not place.is_written, place.order
 
@@ -210,7 +214,9 @@ class TensorCandidates:
                     self.repeated.add(match.tap.call)
 
     def _by_order(self, doubtful: dict[int, list[tuple[Place, axes.Fit]]]) -> None:
-        """Of neighbours that are alike take the one in order, if the certain ones are in order."""
+        """Where several places have the same elements, take the only one that keeps the order, if
+        the certain pairs are in order.
+        """
         sure = sorted((m.tap.order, m.place.order) for m in self.matched.values())
         if (
             not doubtful
@@ -238,7 +244,9 @@ class TensorCandidates:
                 )
 
     def _rules(self) -> dict[Family, list[tuple[Family, Numbers, int]]]:
-        """For taps of one name: roles of certain pairs, offsets of their numbers, votes."""
+        """By the starred name of a tap: (role of a certain pair's place, offset between the numbers
+        in both names, votes), most votes first.
+        """
         votes: dict[Family, Counter[tuple[Family, Numbers]]] = defaultdict(Counter)
         for match in self.matched.values():
             for family, numbers in dict.fromkeys(match.place.roles):
@@ -269,14 +277,15 @@ def _longest_run(values: Sequence[int]) -> int:
     return len(ends)
 
 
-# How tensors of labels come to the axes of tensors of calls, and how far apart both then are.
+# Brings tensors of labels to the axes of tensors of calls, and measures how far apart they then
+# are.
 
 _FIGURES = 0.1  # how far norm and moments may be apart between tensors whose elements are looked at
-_LOOKED_AT = 16  # candidates of one tensor whose elements are read
+_LOOKED_AT = 16  # candidates whose elements are read, per tensor
 
 
 class TensorFits:
-    """Fits of taps at some places, each worked out once."""
+    """Fits of taps to places, each computed once."""
 
     def __init__(self, elements: Elements, places: Sequence[Place]) -> None:
         self.elements = elements
@@ -286,11 +295,13 @@ class TensorFits:
             self._by_count[elements.record(True, place.record).count].append(place)
 
     def of_size(self, count: int) -> Sequence[Place]:
-        """The places with so many elements."""
+        """The places whose tensor has this many elements."""
         return self._by_count.get(count, ())
 
     def candidates(self, tap: Tap) -> list[Place]:
-        """The places whose figures are nearest to the tap's; else those it may be longer than."""
+        """The places whose statistics are nearest to the tap's; without any, places that are
+        shorter than the tap along one axis.
+        """
         record = self.elements.record(False, tap.record)
         near = []
         for place in self._by_count.get(record.count, ()):
@@ -302,7 +313,7 @@ class TensorFits:
         return places or self._shorter(tap, record)
 
     def _shorter(self, tap: Tap, record: Record) -> list[Place]:
-        """Places of a size that the front of one padded axis may hold."""
+        """Places whose tensor may be the front part of this one along one padded axis."""
         out = []
         for count, places in self._by_count.items():
             if 0 < count < record.count and any(
@@ -318,7 +329,9 @@ class TensorFits:
         return out[: 4 * _LOOKED_AT]
 
     def fit(self, tap: Tap, place: Place) -> axes.Fit | None:
-        """The tap in the place's axes and its distance then; None where it cannot be."""
+        """The tap brought to the place's axes, and its distance after it; None where that is not
+        possible.
+        """
         key = tap.record, place.record
         if key not in self._fits:
             a, b = self.elements.record(False, tap.record), self.elements.record(True, place.record)
@@ -336,7 +349,9 @@ class TensorFits:
         return self._fits[key]
 
     def in_axes_of(self, tap: Tap, place: Place, nodes: Sequence[dims.Node]) -> axes.Fit | None:
-        """The tap in its siblings' axes, since a wrong tensor's elements do not tell; or None."""
+        """The tap in the axes of its siblings, because the elements of a faulty tensor do not show
+        its axes; None where none of them gives the place's shape.
+        """
         array = self.elements.array(False, tap.record)
         reference_array = self.elements.array(True, place.record)
         if array is None or reference_array is None:
@@ -353,7 +368,7 @@ class TensorFits:
         return None
 
     def hold_same_elements(self, places: Sequence[Place]) -> bool:
-        """Do these hold the same elements (a view, a copy)?"""
+        """Whether these places hold the same elements (a view, a copy), by their checksums."""
         prints = set()
         for place in places:
             sketch = self.elements.record(True, place.record).sketch
@@ -368,14 +383,15 @@ def _exact(dtype: str) -> bool:
 
 
 def _figures(a: Record, b: Record) -> float:
-    """How far apart two tensors of one count are by what no order of elements changes: norm, |x|,
-    x^4, extremes. inf when unlike.
+    """The largest relative difference of statistics that do not depend on the order of elements:
+    norm, sum of |x| and fourth root of the sum of x^4. inf for an exact dtype against a floating
+    one.
     """
     s, t, p, q = a.statistics, b.statistics, a.sketch, b.sketch
     if _exact(a.dtype) != _exact(b.dtype):
         return float("inf")
     if s is None or t is None or p is None or q is None or s.norm is None or t.norm is None:
-        return 0.0  # not known: the elements decide
+        return 0.0  # unknown: the elements decide
     if p.checksum == q.checksum and a.dtype == b.dtype:
         return 0.0
 

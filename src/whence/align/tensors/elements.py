@@ -1,4 +1,6 @@
-"""Tensors of a run with calls and a run of labels, and those inside calls, computed again."""
+"""The tensors of a run with calls and of a run of labels, including tensors inside calls that are
+computed again.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,7 @@ from whence.records import Call, Record, Run
 from whence.records.slots import is_input, is_param, is_written
 from whence.results import TENSOR_RULE, CallPair, Made, SlotPair
 
-_HELD = 512  # arrays that were read last
+_HELD = 512  # most recently read arrays that are kept
 
 Numbers = tuple[int, ...]
 Family = tuple[str, ...]
@@ -26,7 +28,7 @@ Family = tuple[str, ...]
 
 @dataclass(frozen=True, slots=True)
 class Inner:
-    """A tensor that one operator of a call's program gave, and no record holds."""
+    """A tensor made by one operator of a call's program and held by no record."""
 
     call: int
     operation: int
@@ -40,7 +42,9 @@ Inside = Callable[[int, frozenset[int]], Iterable[Inner]]
 
 @dataclass(slots=True)
 class Place:
-    """A tensor of the run with calls. roles: its names, starred, and numbers, in order."""
+    """A tensor of the run with calls. roles: (starred name, numbers in it) for each of its names,
+    in order.
+    """
 
     record: int
     order: int
@@ -62,12 +66,12 @@ class Tap:
 
 
 def split(name: str) -> tuple[str, Numbers]:
-    """A name with its numbers starred, and the numbers."""
+    """(the name with its numbers starred, the numbers)."""
     return re.sub(r"\d+", "*", name), tuple(int(n) for n in re.findall(r"\d{1,9}", name))
 
 
 class Recomputed(Derived):
-    """A run with tensors that were computed again from its programs."""
+    """A run with additional tensors that were computed again from its programs."""
 
     def __init__(
         self, base: Run, tensors: Sequence[Made], records: Sequence[Record], arrays: Sequence[Array]
@@ -82,11 +86,11 @@ class Recomputed(Derived):
 
 
 class Elements:
-    """Records and arrays by number: the runs' own, and behind those of the run with calls what was
-    computed again.
+    """Records and arrays of both runs by number; numbers after those of the run with calls stand
+    for recomputed tensors.
 
-    rich: the run with calls; taps: the run of labels. inner: what was computed; first_inner: the
-    number of its first.
+    rich: the run with calls. taps: the run of labels. inner: recomputed tensors. first_inner: the
+    number of the first of them.
     """
 
     def __init__(self, rich: Run, taps: Run) -> None:
@@ -106,7 +110,9 @@ class Elements:
         return self.taps.records[record]
 
     def array(self, rich: bool, record: int) -> Array | None:
-        """Elements, None where they were not kept. Those read last are held."""
+        """Elements of a record; None where they were not stored. The most recently read arrays are
+        kept. rich: read from the run with calls.
+        """
         key = rich, record
         if key not in self._arrays:
             if len(self._arrays) > _HELD:
@@ -123,14 +129,14 @@ class Elements:
         return self._arrays[key]
 
     def add(self, item: Inner) -> int:
-        """The number of a tensor that was computed again."""
+        """Add a recomputed tensor and return its number."""
         number = self.first_inner + len(self.inner)
         self.inner.append(item)
         self._inner_records.append(_described(number, item.array))
         return number
 
     def place(self, item: Inner) -> Place:
-        """Add a tensor that was computed again, as a place."""
+        """Add a recomputed tensor and return it as a place."""
         call = self.rich.calls[item.call]
         name, numbers = split(call.scope)
         words = f"{call.module_name} operator {item.operation} ({item.name})"
@@ -138,7 +144,7 @@ class Elements:
         return Place(self.add(item), call.order, [role], words, is_written=True)
 
     def with_inner(self, used: Collection[int]) -> Run:
-        """The run with calls, and those of the computed tensors that are used."""
+        """The run with calls, extended by the recomputed tensors that are used."""
         if not any(number >= self.first_inner for number in used):
             return self.rich
         tensors = [

@@ -1,10 +1,11 @@
-"""Tensors that are paired without a common call: labels, taps and graph nodes against the
-records of a captured program.
+"""Pairs tensors without a common call: labels, taps and graph nodes with the records of a captured
+program.
 
-One run shows calls of modules, the other only tensors with names. A tensor finds its partner by its
-elements, in whatever order of axes: by far closer than any other candidate. From those that did,
-the rule of their names is learnt (`h3` is what `layers.3` is given, since h0, h1 and h2 were), and
-what a fault changed beyond recognition is paired by it. So a wrong tensor keeps its partner.
+One run shows calls of modules, the other only named tensors. Each tensor is paired with the
+candidate whose elements are by far the closest, in any order of axes. From these pairs a naming
+rule is learnt (`h3` is the input of `layers.3`, because `h0`, `h1` and `h2` were the inputs of
+theirs). The rule pairs tensors that a fault changed beyond recognition, so that a wrong tensor
+keeps its partner.
 """
 
 from __future__ import annotations
