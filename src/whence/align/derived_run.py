@@ -1,7 +1,7 @@
-"""The executor of a plan: a run whose tensors were brought to other axes, joined or cut. Made when
-asked for, from the run's own.
+"""Executes a plan: a run whose tensors are brought to other axes, joined or cut. Each is made from
+the run's own tensors when it is first read.
 
-What comes after alignment sees runs of one form, and need not know how they came to it.
+The stages after alignment see runs of one form and need not know how they were aligned.
 """
 
 from __future__ import annotations
@@ -19,13 +19,14 @@ from whence.errors import ElementsMissing
 from whence.records import Call, Looked, Over, Program, Record, Run
 from whence.results import Made, Plan, SlotPair
 
-_HELD_BYTES = 512 << 20  # of made tensors kept: they are measured, then replayed on
+_HELD_BYTES = 512 << 20  # bytes of derived tensors kept: they are measured, then replayed on
 
 
 class Derived(Over):
-    """A run with made tensors behind its own, and calls that refer to them. base: the run as it is.
+    """A run with derived tensors after its own records, and calls that refer to them. base: the run
+    itself.
 
-    calls: in place of the run's, ids are positions; None for the run's own.
+    calls: replace the run's calls, ids are positions; None keeps the run's own.
     """
 
     def __init__(
@@ -49,7 +50,9 @@ class Derived(Over):
         self._cache_bytes = 0
 
     def array(self, record: int) -> Array:
-        """Elements of a record, read-only. Raises ElementsMissing with what it is made of."""
+        """Elements of a record, read-only. Raises ElementsMissing, naming the tensors it is derived
+        from.
+        """
         if record < self._first:
             return self.base.array(record)
         array = self._cache.get(record)
@@ -83,7 +86,7 @@ class Derived(Over):
 
 
 class DerivedTensors:
-    """Collects the tensors to be made of one run; each once. Reads no elements."""
+    """Collects the tensors to be derived from one run, each once. Reads no elements."""
 
     def __init__(self, run: Run) -> None:
         self.run = run
@@ -93,14 +96,16 @@ class DerivedTensors:
         self.programs: dict[str, Program] = {}
 
     def record(self, record: int) -> Record:
-        """A record of the run, or one that is to be made."""
+        """A record of the run, or of a tensor that will be derived."""
         index = record - len(self.run.records)
         return self._records[index] if index >= 0 else self.run.records[record]
 
     def add(
         self, dims: expressions.Node | str, bound: Mapping[str, Sequence[int]], why: str = ""
     ) -> int:
-        """The record that an expression makes. bound: names -> records. Raises Unfit."""
+        """The record of the tensor that an expression makes. bound: names -> records. Raises
+        Unfit.
+        """
         node = expressions.parse(dims) if isinstance(dims, str) else dims
         operands = tuple((name, tuple(ids)) for name, ids in bound.items())
         if isinstance(node, expressions.Name) and len(bound[node.name]) == 1:
@@ -121,7 +126,9 @@ class DerivedTensors:
         return number
 
     def unknown(self, records: Sequence[int], why: str) -> int:
-        """A record without elements in place of these, like the first of them, and why."""
+        """A record without elements that stands for these records: shape and dtype of the first,
+        and why.
+        """
         existing = self._existing.get((why, *records))
         if existing is None:
             of, existing = self.record(records[0]), len(self.run.records) + len(self.tensors)
@@ -131,7 +138,7 @@ class DerivedTensors:
         return existing
 
     def done(self, calls: Sequence[Call] | None = None) -> Run:
-        """The run with what was made; the run itself when that is nothing."""
+        """The run with its derived tensors; the run itself where there are none."""
         if not self.tensors and calls is None:
             return self.run
         made = Derived(self.run, self.tensors, self._records, calls)
@@ -143,7 +150,9 @@ class DerivedTensors:
 def _described(
     number: int, node: expressions.Node, sources: Sequence[Record], shape: tuple[int, ...]
 ) -> Record:
-    """The record of a derived tensor: a change of order keeps figures, one of shape the hash."""
+    """The record of a derived tensor. A reordering keeps the statistics, a reshape also the
+    hash.
+    """
     first = sources[0]
     out = Record(number, first.dtype, shape, device=first.device)
     moved = isinstance(node, expressions.Rearrange | expressions.Reverse) and isinstance(
@@ -156,8 +165,8 @@ def _described(
 
 
 def text(run: Run, record: int, known: Container[int] = ()) -> str:
-    """The expression that makes a record of the run's own, and of those that are known; "" for one
-    of these.
+    """The expression that makes a record, in terms of the run's own records and of those in
+    `known`; "" for one of these.
     """
     tensor = made_as(run, record) if record not in known else None
     if tensor is None:
@@ -169,16 +178,16 @@ def text(run: Run, record: int, known: Container[int] = ()) -> str:
 
 
 def worded(run: Run, plan: Plan) -> Plan:
-    """The plan with the text of every made tensor of the target beside the pair it is in."""
+    """The plan with the expression of every derived target tensor in its pair."""
     return _with_texts(plan, lambda slot: slot.dims or text(run, slot.target_record))
 
 
 def stated(run: Run, plan: Plan) -> Plan:
-    """The plan as a map has to say it: every tensor of the target written over what the calls of
-    the aligned run hold.
+    """The plan as a user's map has to state it: every target tensor written in terms of the tensors
+    of the aligned run's calls.
 
-    Ranks, batches and tokens are joined before a map's pairs are, so what was joined there is whole
-    to a map.
+    Ranks, batches and tokens are joined before a map is applied, so tensors joined there are whole
+    tensors for a map.
     """
     in_calls = {r.record for c in run.calls for r in c.refs}
     apart = tuple(m for m in plan.made_target if m.record not in in_calls)
@@ -196,7 +205,7 @@ def _with_texts(plan: Plan, text_of: Callable[[SlotPair], str]) -> Plan:
 
 
 def made_as(run: Run, record: int) -> Made | None:
-    """How a record is made, through all stages; None for one of the run's own."""
+    """How a record was derived, at any stage; None for one of the run's own."""
     while isinstance(run, Derived):
         first = len(run.base.records)
         if record >= first:
@@ -209,17 +218,21 @@ _ON_RANKS = " on the ranks"
 
 
 def on_ranks(words: str) -> str:
-    """The reason of a tensor that was joined of the ranks' pieces. words: how it lies on them."""
+    """The reason given for a tensor joined from pieces on several ranks. words: how it lies on
+    them.
+    """
     return f"{words}{_ON_RANKS}"
 
 
 def is_on_ranks(tensor: Made) -> bool:
-    """Was this tensor joined of the ranks' pieces?"""
+    """Whether this tensor was joined from pieces on several ranks."""
     return tensor.why.endswith(_ON_RANKS)
 
 
 def renumbered(begun: Sequence[Call]) -> tuple[list[Call], dict[int, int]]:
-    """A tree's calls, given in order of beginning, with ids in order of ending; old id -> new."""
+    """Calls of a tree, given in the order in which they began, with new ids in the order in which
+    they ended; and old id -> new id.
+    """
     below: dict[int, list[Call]] = defaultdict(list)
     for call in begun:
         below[call.parent].append(call)

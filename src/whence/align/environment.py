@@ -13,8 +13,8 @@ from whence.records import Run
 from whence.records.marks import OBSERVER
 from whence.records.observed import observed
 
-# Settings that change results beyond rounding or choose other kernels; others are listed but
-# explain nothing.
+# Settings that change results beyond rounding or choose other kernels. Other settings are listed
+# but explain no difference.
 _WATCHED = (
     "training",
     "parameter_dtypes",
@@ -43,7 +43,7 @@ def settings_of(run: Run) -> dict[str, dict[str, Any]]:
 
 
 def told(run: Run, kind: str) -> Iterator[tuple[str, dict[str, Any]]]:
-    """(scope, table) of the notes of a kind that hold a table."""
+    """The (scope, table) of each note of a kind that holds a table."""
     for note in run.notes:
         if note.kind != kind:
             continue
@@ -62,7 +62,8 @@ def differences(reference: Run, target: Run) -> list[str]:
         ((name, only),), (only_target,) = settings.items(), target_settings.values()
         pairs = [(name, only, only_target)]
     for name, a, b in pairs:
-        # An engine's model states other things than a module does: what both state is compared.
+        # An engine's model has other settings than a module: only settings that both state are
+        # compared.
         alike = ("training" in a) == ("training" in b)
         out += [
             f"{name}: {key} {_short(a.get(key))} against {_short(b.get(key))}"
@@ -71,7 +72,7 @@ def differences(reference: Run, target: Run) -> list[str]:
         ]
     if reference.info.seed != target.info.seed:
         out.append(f"seed {reference.info.seed} against {target.info.seed}")
-    # a dump of another tool says nothing of them
+    # a dump of another tool does not record them
     versions, across = reference.info.versions, target.info.versions
     for package in sorted({*versions, *across}) if versions and across else ():
         old, new = versions.get(package), across.get(package)
@@ -100,8 +101,8 @@ def _short(value: Any) -> str:
 
 
 def observer_effects(run: Run) -> Iterator[str]:
-    """How a capture changed its run: a sentence for each graph that differs, and one of the whole:
-    held against the same command without a capture, and in how many graphs nothing differs.
+    """Sentences on how a capture changed its run: one for each graph whose results differ from the
+    same command without a capture, and one with the number of graphs without a difference.
     """
     none = 0
     for note in run.notes:

@@ -1,4 +1,4 @@
-"""Names of modules as different programs give them, brought to one form."""
+"""Brings names of modules, as different programs give them, to one form."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def starred(scope: str) -> str:
     return ".".join("*" if part.isdigit() else part for part in scope.split("."))
 
 
-# Classes that serving and training frameworks put in the place of a plain one; they also turn up
+# Classes that serving and training frameworks use in the place of a plain class; they also occur
 # inside names.
 PARALLEL = {
     "columnparallellinear": "linear",
@@ -57,8 +57,8 @@ PARALLEL = {
     "vocabparallelembedding": "embedding",
     "parallelembedding": "embedding",
 }
-# What a class or operator is, by a word in its name. The first that fits; "convolution" before
-# "linear" and so on.
+# The family of a class or operator, by a word in its name. The first word that fits counts;
+# "convolution" comes before "linear", and so on.
 _FAMILIES = (
     ("norm", r"norm$|norm\d?d?$|^rms|layernorm|batchnorm|groupnorm"),
     ("rotary", r"rotary|rope"),
@@ -79,8 +79,8 @@ _MOST_LETTERS = 64
 
 @functools.lru_cache(maxsize=4096)
 def family(op_type: str) -> str:
-    """What an operator is, whatever a framework calls its class ("LlamaRMSNorm", "RmsNormOperation"
-    -> "norm"); "" when its name does not say.
+    """The family of an operator, independent of a framework's class names ("LlamaRMSNorm",
+    "RmsNormOperation" -> "norm"); "" where its name does not tell.
     """
     plain = op_type.rpartition(".")[2].replace("_", "").lower().removesuffix("operation")
     name = PARALLEL.get(plain)
@@ -97,7 +97,7 @@ def plain_scope(scope: str, op_type: str = "") -> tuple[str, ...]:
     out: list[str] = []
     for part in normal_scope(scope).split("."):
         if part.isdigit() and out and _names_class(out[-1], op_type):
-            out.pop()  # the occurrence of a class; the class goes with it
+            out.pop()  # the number belongs to the class and is dropped with it
         elif part:
             out.append(part)
     if len(out) > 1 and _names_class(out[-1], op_type):
@@ -117,7 +117,7 @@ _CLASSES = (*PARALLEL, "linear", "embedding", "layernorm", "rmsnorm", "dropout")
 
 @functools.lru_cache(maxsize=1 << 17)
 def _typo(a: str, b: str) -> bool:
-    """Are two words the same but for one letter in five, at most two?"""
+    """Whether two words differ by one letter in five at most, and by no more than two."""
     if a == b:
         return True
     allowed = min(2, min(len(a), len(b)) // 5)
@@ -125,7 +125,9 @@ def _typo(a: str, b: str) -> bool:
 
 
 def _distance(first: str, second: str, limit: int) -> int:
-    """Letters to insert, remove or change, at most `most` + 1."""
+    """Edit distance of two words, in letters inserted, removed or changed; `limit` + 1 where it is
+    larger.
+    """
     row = list(range(len(second) + 1))
     for i, a in enumerate(first, 1):
         last, row[0] = row[0], i

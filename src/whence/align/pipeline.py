@@ -1,5 +1,5 @@
-"""The order of alignment: both runs brought to one form, then which calls are paired, then what
-tells tensors of other axes apart.
+"""Runs the stages of alignment in order: bring both runs to one form, pair calls, then pair and lay
+out tensors.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Aligned:
     plan: Plan
 
     def as_said(self) -> Plan:
-        """The plan in the words of a map."""
+        """The plan as a user's map would state it."""
         return stated(self.target, self.plan)
 
 
@@ -69,7 +69,7 @@ def align(
     if user_map is not None:
         reference, target, named, map_notes = prepared(reference, target, user_map)
         notes += map_notes
-    is_free = match in ("auto", "names")  # may the runs be brought to another form?
+    is_free = match in ("auto", "names")  # whether the runs may be brought to another form
     if is_free:
         if graphs_in_one(target, reference):
             target = as_graphs(reference, target)
@@ -119,7 +119,7 @@ def align(
 def _graphs_by_module(
     reference: Run, target: Run, inside: Callable[[Run], Inside] | None, notes: list[str]
 ) -> Aligned:
-    """Modules of the reference against compiled graphs of the target."""
+    """Aligns modules of the reference with compiled graphs of the target."""
     within = inside(reference) if inside is not None else None
     reference, target, matched = by_module(reference, target, within)
     matched = replace(
@@ -132,7 +132,7 @@ def _graphs_by_module(
 
 
 def made_of(run: Run) -> tuple[Made, ...]:
-    """Every tensor that was made of a run, through all stages, in the order of their ids."""
+    """Every tensor that was derived from a run, at any stage, in the order of ids."""
     tensors: tuple[Made, ...] = ()
     while isinstance(run, Derived):
         tensors = (*run.tensors, *tensors)
@@ -140,7 +140,7 @@ def made_of(run: Run) -> tuple[Made, ...]:
     return tensors
 
 
-# A map carried out: names rewritten, calls left out, and pairs that replace all others.
+# Applies a user's map: rewrites names, leaves out calls, and adds pairs that replace all others.
 
 
 def prepared(
@@ -251,7 +251,7 @@ def applied(
 
 
 def _by_name(pair: CallPair, target: Run, named: Mapping[str, str]) -> CallPair:
-    """A pair that was found by a rewritten name says so."""
+    """The pair, with a note where it was found by a rewritten name."""
     old = named.get(target.calls[pair.target].scope)
     return pair if old is None else replace(pair, rule=USER_MAP, evidence=f"{old} in the target")
 
@@ -264,7 +264,9 @@ def _table(calls: Iterable[Call]) -> Mapping[tuple[Any, ...], list[Call]]:
 
 
 def _namesake(call: Call, scope: str, by_name: Mapping[tuple[Any, ...], list[Call]]) -> Call | None:
-    """The call of that name in the same step; of several, that of the same rank and occurrence."""
+    """The call of that name in the same step; of several, the one of the same rank and
+    occurrence.
+    """
     namesakes = by_name.get((scope, call.step, call.micro, call.phase), [])
     exact = [c for c in namesakes if (c.rank, c.occurrence) == (call.rank, call.occurrence)]
     return next(iter(exact or (namesakes if len(namesakes) == 1 else [])), None)
@@ -308,7 +310,9 @@ def _mapped_slot(
     user_map: Map,
     editor: PlanEditor,
 ) -> SlotPair:
-    """A slot of the reference's call with the tensor that its expression makes of the target's."""
+    """Pairs a slot of the reference's call with the tensor that its expression makes from the
+    target's.
+    """
     slot_names = dict(how.names)
     bound: dict[str, list[int]] = {}
     used = set(names(dims))
@@ -340,7 +344,7 @@ def _mapped_slot(
 
 
 def _nothing(pattern: str, run: Run, side: str) -> str:
-    """Words for a pattern that matches no name, with the nearest."""
+    """An error text for a pattern that matches no name, with the nearest names."""
     scopes = list(dict.fromkeys(c.scope for c in run.calls if c.scope))
     plain = re.sub(r"\{\w+\}|\*", "0", pattern)
     near = difflib.get_close_matches(plain, scopes, 3, 0.5)

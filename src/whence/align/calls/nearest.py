@@ -64,7 +64,9 @@ def nearest(
 
 
 def _alike(a: Sequence[str], b: Sequence[str]) -> float:
-    """Similarity of two paths, 0..1: the share of words that agree in order."""
+    """Similarity of two paths, 0..1: the likeness of words aligned in order, over the longer
+    length.
+    """
     n, m = len(a), len(b)
     best = np.zeros((n + 1, m + 1))
     for i in range(n):

@@ -1,1 +1,1 @@
-"""Two graphs of one function that name nothing alike: which values of theirs correspond."""
+"""Finds corresponding values of two graphs of one function that share no names."""

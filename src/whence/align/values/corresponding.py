@@ -1,5 +1,5 @@
-"""Which values of two graphs correspond: by their figures, which survive another order of the
-elements; behind a fault, where figures say nothing, by what they are computed of.
+"""Finds which values of two graphs correspond: by statistics that do not depend on the order of
+elements; after a fault, where statistics no longer agree, by the values they are computed from.
 """
 
 from __future__ import annotations
@@ -13,17 +13,25 @@ from whence.align.values.value_graph import Form, ValueGraph, has_activation, is
 from whence.records import Call, Record
 
 _CLOSE = 1e-4
-"""How far sums over the elements of one value may lie apart in two runs that round."""
+"""Largest relative difference between sums over the elements of one value in two runs that round
+differently.
+"""
 _NEARER, _ROUNDING = 10, 1e-6
-"""Times as far as another value, and beyond what rounding makes of figures: it is the other one."""
+"""Another value is the corresponding one if it is this many times nearer, by more than what
+rounding changes in statistics.
+"""
 _FAR = (1e-3, 1e-2, 0.1, 0.5)
-"""The same behind a fault, least first."""
+"""The same limit after a fault, tried from the smallest."""
 _NEAR = 1e-2
-"""Up to here operators of any kind may make the two, further off those of one kind only."""
+"""Up to this distance operators of any kind may have made the two values; beyond it only operators
+of one kind.
+"""
 
 
 def corresponding(reference: ValueGraph, target: ValueGraph) -> dict[int, int]:
-    """Values of the reference -> those of the target that hold the same in sound runs."""
+    """Values of the reference -> values of the target that hold the same elements in runs without a
+    fault.
+    """
     pairing = _Pairing(reference, target)
     pairing.by_ends()
     pairing.by_figures()
@@ -39,7 +47,9 @@ def corresponding(reference: ValueGraph, target: ValueGraph) -> dict[int, int]:
 def corresponding_coarsely(
     reference: ValueGraph, target: ValueGraph, named: Mapping[int, int]
 ) -> dict[int, int]:
-    """The same of graphs of which one was rounded to few bits. named: values of one name."""
+    """As `corresponding`, where one graph is quantised to few bits. named: values of equal name,
+    reference -> target.
+    """
     pairing = _Pairing(reference, target, is_coarse=True)
     pairing.by_ends()
     pairing.by_names(named)
@@ -51,14 +61,16 @@ def corresponding_coarsely(
 
 
 class _Pairing:
-    """is_coarse: do the elements of one run tell little of those of the other?"""
+    """The pairs of values while they are being found. is_coarse: whether one run is so coarse that
+    its elements tell little of the other's.
+    """
 
     def __init__(
         self, reference: ValueGraph, target: ValueGraph, *, is_coarse: bool = False
     ) -> None:
         self.reference, self.target, self._is_coarse = reference, target, is_coarse
         self.partner: dict[int, int] = {}
-        # What the models only move once more before they return it.
+        # Values that a model returns only after a move such as a transpose.
         self._ends, self._taken = _moved_ends(reference), _moved_ends(target)
 
     def _pair(self, value: int, other: int) -> None:
@@ -72,7 +84,7 @@ class _Pairing:
         return value not in self.partner and value not in self._ends
 
     def by_ends(self) -> None:
-        """What the models were given and what they return, by name or place."""
+        """Pair the inputs and outputs of the models, by name or else by position."""
         for kind in ("input", "output"):
             refs = self.reference.root.slots(kind)
             others = {ref.slot: ref for ref in self.target.root.slots(kind)}
@@ -85,22 +97,22 @@ class _Pairing:
                     self._pair(a.id, b.id)
 
     def by_names(self, named: Mapping[int, int]) -> None:
-        """Values that are named alike."""
+        """Pair values of equal name."""
         for value, other in named.items():
             if self._is_open(value) and other not in self._taken and self._fit(value, other):
                 self._pair(value, other)
 
     def by_figures(self) -> None:
-        """Values that hold the same elements in some order, but for rounding. Of several, the one
-        in the same order, or that is made of partners by an operator of the same kind, else the
-        first.
+        """Pair values that hold the same elements in some order, up to rounding. Among several,
+        prefer one in the same order, then one made from paired values, then one made by an operator
+        of the same kind, then the first.
         """
         by_count = _by_count(self.target)
         own = _by_count(self.reference)
         for value in filter(self._is_open, self.reference.values):
             record = self.reference.record(value)
             if not self.reference.is_floating(value) or not _varies(record):
-                continue  # what many tensors are
+                continue  # constants: many tensors have the same elements
             alike = [
                 other
                 for other in self._free(by_count[record.count])
@@ -113,8 +125,8 @@ class _Pairing:
                 self._pair(value, best)
 
     def _is_another_nearer(self, value: int, other: int, values: Sequence[int]) -> bool:
-        """Is one of these values of the reference clearly nearer to the target's? Then this one
-        lacks a little that comes behind it, such as a small bias.
+        """Whether another value of the reference is clearly nearer to the target's value. Then
+        `value` comes a small step earlier, for example before a small bias is added.
         """
         record = self.target.record(other)
         far = _distance(self.reference.record(value), record)
@@ -131,7 +143,7 @@ class _Pairing:
         return is_equal, self._has_partners(call, partner), kind_of(call) == kind_of(partner)
 
     def _has_partners(self, call: Call, partner: Call) -> bool:
-        """Does each of two calls read what the other reads?"""
+        """Whether all inputs of one call are paired with the inputs of the other."""
         sources = Counter(self.reference.source(r.record) for r in self.reference.inputs(call))
         others = Counter(self.target.source(r.record) for r in self.target.inputs(partner))
         if not sources or not all(source in self.partner for source in sources):
@@ -139,7 +151,9 @@ class _Pairing:
         return Counter({self.partner[s]: n for s, n in sources.items()}) == others
 
     def by_modules(self) -> None:
-        """What torch modules returned, by the modules that an exporter wrote into its nodes."""
+        """Pair the outputs of torch modules, by the module paths that an exporter wrote into its
+        nodes.
+        """
         others = module_values(self.target)
         for path, module in module_values(self.reference).items():
             other = others.get(path)
@@ -150,8 +164,8 @@ class _Pairing:
                     self._pair(value, partner)
 
     def _facing(self, values: Sequence[int], others: Sequence[int]) -> list[tuple[int, int]]:
-        """As many results of one module in two graphs, which need not agree in their order; none
-        where it is not clear which is which.
+        """Pairs of the outputs of one module in two graphs, whose order may differ; [] where the
+        partners are ambiguous.
         """
         if len(values) == 1:
             return [(values[0], others[0])] if self._fit(values[0], others[0]) else []
@@ -166,13 +180,15 @@ class _Pairing:
         return pairs if len({other for _, other in pairs}) == len(others) else []
 
     def by_structure(self) -> None:
-        """Values by what they are computed of, as far as that tells."""
+        """Pair values by their parameters and by the values they are computed from, until no more
+        pairs are found.
+        """
         while self.by_parameters() + self.by_inputs():
             pass
 
     def by_nearness(self, far: float) -> int:
-        """Values made by operators of which neither reads what only the other does, where both are
-        the only ones so near. Returns how many.
+        """Pair values whose statistics differ by at most `far`, each the only candidate of the
+        other, made by operators whose paired inputs agree. Returns the number of pairs.
         """
         free = self._free(self.target.values)
         near: dict[int, list[int]] = {}
@@ -187,8 +203,8 @@ class _Pairing:
         return count
 
     def drop_what_makes_the_same(self) -> None:
-        """Take pairs apart that hold other elements and of which values are made that hold the
-        same: one of them is a step further than the other, not wrong.
+        """Remove pairs whose elements differ although values computed from them agree: one of the
+        two is a step further in the computation than the other, not wrong.
         """
         unlike = {
             v
@@ -222,13 +238,15 @@ class _Pairing:
         return known == {other for other in others if other in self._taken}
 
     def _read_as_many(self, call: Call, partner: Call) -> bool:
-        """Do two calls read parameters of the same numbers of elements?"""
+        """Whether the parameters of two calls have the same element counts."""
         counts = (r.count for r in self.reference.parameters(call))
         others = (r.count for r in self.target.parameters(partner))
         return Counter(counts) == Counter(others)
 
     def by_parameters(self) -> int:
-        """Values made by the last calls that read the same parameters. Returns how many."""
+        """Pair values made by the last calls that read the same parameters. Returns the number of
+        pairs.
+        """
         readers, others = _readers(self.reference), _readers(self.target)
         count = 0
         for value in filter(self._is_open, self.reference.values):
@@ -250,12 +268,13 @@ class _Pairing:
         return count
 
     def _is_composite(self, call: Call) -> bool:
-        """Does one call, such as a whole block, use several matrices?"""
+        """Whether one call, such as a whole block, uses several matrices."""
         return sum(_is_matrix(record) for record in self.reference.parameters(call)) > 1
 
     def _may_end_in(self, value: int, partner: Call) -> bool:
-        """Where one call does what several do, the last of these that reads a parameter need not
-        be the last: a sum may stand behind it, also in an operator of the next module.
+        """Whether a composite call may end at `partner`. The last call of the target that reads one
+        of its parameters need not be its last: a sum may follow, also inside an operator of the
+        next module. So one output must be near.
         """
         record = self.reference.record(value)
         made = (self.target.record(ref.record) for ref in partner.slots("output"))
@@ -266,8 +285,8 @@ class _Pairing:
         return self.reference.record(value).count == self.target.record(other).count
 
     def by_inputs(self) -> int:
-        """Values that operators of the same kind make of partners; of several such, by their order.
-        Returns how many.
+        """Pair values that operators of the same kind make from paired values; several such values
+        are paired in order. Returns the number of pairs.
         """
         candidates: defaultdict[Form, list[int]] = defaultdict(list)
         for other in self._free(self.target.values):
@@ -293,8 +312,9 @@ class _Pairing:
         return count
 
     def _is_short(self, value: int, other: int) -> bool:
-        """Is what the target makes of a value half as far off as the value itself? Then it lacks a
-        step, such as a scale that the reference has in the weight.
+        """Whether a value computed from the target's value is less than half as far from the
+        reference's as that value itself. Then the target's value lacks a step, such as a scale that
+        the reference folded into the weight.
         """
         record = self.reference.record(value)
         far = _distance(record, self.target.record(other))
@@ -306,7 +326,7 @@ class _Pairing:
 
 
 def _by_count(graph: ValueGraph) -> defaultdict[int, list[int]]:
-    """Values by how many elements they have."""
+    """Values by their number of elements."""
     out: defaultdict[int, list[int]] = defaultdict(list)
     for value in graph.values:
         out[graph.record(value).count].append(value)
@@ -314,15 +334,15 @@ def _by_count(graph: ValueGraph) -> defaultdict[int, list[int]]:
 
 
 def _moved_ends(graph: ValueGraph) -> set[int]:
-    """What a model returns of what it only moved at last: where that comes from."""
+    """The values that a model only moves (a transpose, say) before it returns them."""
     makers = (graph.makers.get(ref.record) for ref in graph.root.slots("output"))
     moves = [call for call in makers if call is not None and is_move(call)]
-    # A runtime may not show what a move read.
+    # A runtime may not record what the move read.
     return {graph.source(ref.record) for call in moves for ref in call.slots("input")[:1]}
 
 
 def _readers(graph: ValueGraph) -> dict[int, list[Call]]:
-    """The calls that read a parameter, by a checksum of its elements in any order."""
+    """The calls that read each parameter, by the checksum of its elements in any order."""
     readers: defaultdict[int, list[Call]] = defaultdict(list)
     for call in graph.calls:
         for record in graph.parameters(call):
@@ -332,8 +352,8 @@ def _readers(graph: ValueGraph) -> dict[int, list[Call]]:
 
 
 def _readers_of(call: Call, graph: ValueGraph, across: dict[int, list[Call]]) -> list[Call]:
-    """The calls of the other graph that read the parameters of this one; none where some parameter
-    has several readers.
+    """The calls of the other graph that read the parameters of this call; [] where a parameter has
+    several readers.
     """
     candidates: list[Call] = []
     for record in graph.parameters(call):
@@ -349,13 +369,13 @@ def _is_matrix(record: Record) -> bool:
 
 
 def _varies(record: Record) -> bool:
-    """Does it hold more than one number over and over?"""
+    """Whether a tensor holds more than one distinct number."""
     return record.statistics is not None and bool(record.statistics.std)
 
 
 def _distance(a: Record, b: Record) -> float:
-    """How far apart the figures of two values lie, 0 where they are equal; infinite where one has
-    none.
+    """Sum of the relative differences between the sketches of two values (sums of |x|, |x|^4 and
+    x^3); 0 if equal, inf where a sketch is missing.
     """
     if a.sketch is None or b.sketch is None or a.count != b.count:
         return math.inf
@@ -371,7 +391,9 @@ def _distance(a: Record, b: Record) -> float:
 
 
 def _alike(a: Record, b: Record, far: float = _CLOSE) -> bool:
-    """May two values hold the same elements, but for rounding and their order?"""
+    """Whether two values may hold the same elements up to order and rounding. far: largest relative
+    difference of their sketches.
+    """
     if a.sketch is None or b.sketch is None or a.count < 2:
         return False
     if a.sketch.checksum == b.sketch.checksum and a.dtype == b.dtype:
@@ -383,6 +405,6 @@ def _alike(a: Record, b: Record, far: float = _CLOSE) -> bool:
     cubes = a.sketch.cube_sum, b.sketch.cube_sum
     if cubes[0] is None or cubes[1] is None or sums[0][1] is None:
         return False
-    # no sum of cubes is larger, by Hölder's inequality
+    # upper bound of the sum of cubes, by Hölder's inequality
     largest = float(sums[0][1] ** 0.75 * a.count**0.25)
     return abs(cubes[0] - cubes[1]) <= far * largest

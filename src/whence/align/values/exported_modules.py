@@ -1,4 +1,6 @@
-"""Values that a torch module returned, and those that an exporter says its nodes make of it."""
+"""The values that torch modules returned, found in the nodes that an exporter labels with module
+paths.
+"""
 
 from __future__ import annotations
 
@@ -12,19 +14,19 @@ from whence.records.marks import Mark, mark_value
 
 
 class ModuleValues(NamedTuple):
-    """What a module returns, in order, and the parameters that are read inside of it."""
+    """The outputs of a module, in order, and the parameters that are read inside it."""
 
     values: Sequence[int]
     parameters: Sequence[Record]
 
     def may_be(self, other: ModuleValues) -> bool:
-        """May two modules be the same one?
+        """Whether two modules may be the same module.
 
-        A module whose norm, bias or activation went into another operator reads other parameters
-        in one of the graphs. Of those with the same sizes one at least holds the same elements:
-        those of a convolution with a norm folded into it do not. Nothing is folded into a module
-        that has vectors alone (a norm, the frequencies of a rotary embedding) without another
-        parameter, so its own may be wrong.
+        A module whose norm, bias or activation was fused into another operator reads other
+        parameters in one of the graphs. Of the parameters with equal sizes, at least one must hold
+        the same elements; a convolution with a norm folded into it does not pass. A module that has
+        only vectors (a norm, the frequencies of a rotary embedding) has nothing folded into it
+        without a further parameter, so its own parameter may be wrong.
         """
         sizes, other_sizes = (Counter(p.count for p in m.parameters) for m in (self, other))
         if len(self.values) != len(other.values) or sizes != other_sizes:
@@ -37,7 +39,9 @@ class ModuleValues(NamedTuple):
 
 
 def module_values(graph: ValueGraph) -> dict[str, ModuleValues]:
-    """By the path of a module that is called once, the tensors that it makes for others."""
+    """By path, for modules that are called once: the values that they make for others, and their
+    parameters.
+    """
     modules = defaultdict[str, list[Call]](list)
     for call in graph.calls:
         for path in _with_those_around(mark_value(call, Mark.OF_MODULE)):
@@ -63,14 +67,16 @@ def module_values(graph: ValueGraph) -> dict[str, ModuleValues]:
 
 
 def _with_those_around(path: str) -> Iterator[str]:
-    """A module's path and those of the modules that hold it."""
+    """The path of a module, then the paths of its enclosing modules."""
     while path:
         yield path
         path = path.rpartition(".")[0]
 
 
 def _readers(graph: ValueGraph) -> dict[int, set[int]]:
-    """By value the calls that compute with it, and the model where it returns it."""
+    """By value, the ids of the calls that compute with it; the root's id where the model returns
+    it.
+    """
     readers = defaultdict[int, set[int]](set)
     for call in graph.calls:
         for ref in () if is_move(call) else call.slots("input"):
@@ -83,7 +89,7 @@ def _readers(graph: ValueGraph) -> dict[int, set[int]]:
 def _read_outside(
     graph: ValueGraph, calls: Sequence[Call], readers: Mapping[int, set[int]]
 ) -> list[int]:
-    """The values of a module's calls that others read, or that the model returns."""
+    """The values made by a module's calls that other calls read or the model returns."""
     inside = {call.id for call in calls}
     own = (ref.record for call in calls for ref in call.slots("output"))
     return [
@@ -94,8 +100,8 @@ def _read_outside(
 
 
 def _parameters(graph: ValueGraph, calls: Sequence[Call]) -> list[Record]:
-    """Each of other elements once: a rotary embedding holds its frequencies twice. What moves take
-    is a shape or axes.
+    """The parameters of these calls, each distinct content once: a rotary embedding holds its
+    frequencies twice. Moves are left out; their parameters are shapes or axes.
     """
     read = [record for call in calls if not is_move(call) for record in graph.parameters(call)]
     sums = [_sum(record) for record in read]
@@ -103,5 +109,5 @@ def _parameters(graph: ValueGraph, calls: Sequence[Call]) -> list[Record]:
 
 
 def _sum(parameter: Record) -> int | None:
-    """A checksum of its elements in any order."""
+    """A checksum of the parameter's elements in any order."""
     return parameter.sketch.checksum if parameter.sketch is not None else None

@@ -1,8 +1,8 @@
-"""A run of modules as one list of operators below each model: what a graph is, to be held against
-one.
+"""Rewrites a run of modules as a flat list of operators below each model, so that it can be
+compared with a graph.
 
-Modules that call no other stay, and so do recorded operators; what a module computes between those
-that it calls is one operator for each tensor that it hands on.
+Modules without child modules and recorded operators stay as they are. What a module computes
+between its children becomes one operator for each tensor that it passes on.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ _FLAT = "what it computes between the calls inside is replayed as calls of their
 
 
 class _Part(NamedTuple):
-    """A call of the flat run. place: sorts it among the others."""
+    """A call of the flat run. place: its sort key among the others."""
 
     place: tuple[int, int, int]
     call: Call
 
 
 def flat(run: Run) -> Run:
-    """The run with every model as a call right above all that it computes."""
+    """The run with all calls of a model directly below the model's call."""
     chosen = selected(run.calls)
     programs: dict[str, Program] = {}
     if any(call.kind in _OPERATORS for call in chosen):
@@ -62,13 +62,13 @@ def flat(run: Run) -> Run:
 
 
 def _computes(call: Call) -> bool:
-    """Does a call make a tensor, other than those that it was given?"""
+    """Whether a call makes a tensor other than those it was given."""
     given = {ref.record for ref in call.slots("input")}
     return any(ref.record not in given for ref in call.slots("output"))
 
 
 def _read(parts: Sequence[_Part], ends: set[int]) -> set[int]:
-    """The records that what a model returns depends on. What nothing depends on hides nothing."""
+    """The records on which the model's outputs depend."""
     makers: dict[int, Call] = {}
     for part in sorted(parts, key=lambda part: part.place):
         for ref in part.call.slots("output"):
@@ -84,7 +84,9 @@ def _read(parts: Sequence[_Part], ends: set[int]) -> set[int]:
 
 
 def _cut(run: Run, calls: Sequence[Call], programs: dict[str, Program]) -> list[_Part]:
-    """The innermost modules, and the stretches of the others; adds the programs of these."""
+    """The leaf modules, and the code of the other modules cut at its children; adds the programs of
+    these pieces.
+    """
     kids = children(run.calls)
     parts: list[_Part] = []
     number = len(run.calls)
@@ -100,7 +102,7 @@ def _cut(run: Run, calls: Sequence[Call], programs: dict[str, Program]) -> list[
                 part, own = stretch
                 if is_of_child(slot):
                     place = (inside[split_child(slot)[0]].order, 0, 0)
-                else:  # behind all that is inside, before what is around it
+                else:  # after everything inside, before what encloses it
                     place = (_last_order(run, kids, call), 2, -call.number.count("_"))
                 parts.append(_Part(place, part))
                 programs[own.id] = own
@@ -122,8 +124,8 @@ def _stretch(
     slot: str,
     number: int,
 ) -> tuple[Call, Program] | None:
-    """What a module computes of one tensor that it hands on, as a call; None where it passes on
-    what it was given. number: an id that is free.
+    """A call for the computation of one tensor that a module passes on; None where the tensor is
+    one of its inputs. number: a free id.
     """
     if program is None:
         return None
@@ -166,7 +168,7 @@ def _stretch(
 
 
 def _only_operator(program: Program) -> str:
-    """The operator of a program that has only one, apart from moves; "" of others."""
+    """The operator of a program that has only one apart from moves; "" for other programs."""
     names = [operation.name.removeprefix("aten.").split(".")[0] for operation in program.operations]
     names = [name for name in names if name not in ATEN_MOVES]
     return names[0] if len(names) == 1 else ""
@@ -184,8 +186,8 @@ def _ref(call: Call, inside: Sequence[Call], slot: str) -> Ref | None:
 
 
 def _sliced(program: Program, slot: str, shape: Callable[[str], tuple[int, ...]]) -> Program | None:
-    """The part of a program that makes one of its outputs; None where it only passes it on. shape:
-    of the tensor in a slot, () where unknown.
+    """The part of a program that computes one of its outputs; None where that is an input. shape:
+    gives the shape of the tensor in a slot, () where unknown.
     """
     operand = dict(program.outputs)[slot]
     if "op" not in operand:

@@ -1,8 +1,8 @@
-"""Two graphs of one function that name nothing alike, such as two exports of a model: between
-values that correspond, what each computes is taken together and paired.
+"""Pairs two graphs of one function that share no names, such as two exports of a model: the
+operators between corresponding values are joined into one call on each side and paired.
 
-So nothing lies between two pairs, whatever operators either graph has: a norm that one writes out,
-a constant that one folded, a transpose that only one needs.
+Nothing is left between two pairs, whichever operators either graph has: a norm written out in one,
+a constant folded in one, a transpose needed in one only.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ from whence.records.slots import is_input, is_param
 _KINDS = ("operator", "module")
 _OWN = "com.microsoft."
 _SHARED = 0.5
-"""Share of names from which on two graphs are paired by their names."""
+"""Share of common names from which on two graphs are paired by their names instead."""
 
 
 def applies(reference: Run, target: Run) -> bool:
-    """Are these operators of two graphs that share few names, with programs on the reference's
-    side? Or names that do not stand for the same?
+    """Whether both runs are operators of graphs, with programs for the reference, that share few
+    names or whose shared names do not mean the same.
     """
     if _is_rewritten(target):
         return True
@@ -59,7 +59,7 @@ def applies(reference: Run, target: Run) -> bool:
 
 
 def _is_node(call: Call) -> bool:
-    """Is it a node of a graph that an engine ran?"""
+    """Whether the call is a node of a graph that an engine ran."""
     return has_mark(call, Mark.OPSET) or has_mark(call, Mark.EXECUTED_IN)
 
 
@@ -68,11 +68,12 @@ def _is_rewritten(target: Run) -> bool:
 
 
 def _are_fused_unsaid(calls: Sequence[Call], others: Sequence[Call]) -> bool:
-    """Has one graph an operator of the runtime's own that stands for several of the other one's,
-    without saying for which? Then names, also those that are still there, say little.
+    """Whether one graph has an operator of the runtime's own that stands for several operators of
+    the other graph without recording which. Then names tell little, even those that still occur in
+    both.
 
-    Such a graph was written by an optimiser, and no capture knows what it was made of; or a node on
-    blocks of channels has the name of what was fused into it.
+    Such a graph was written by an optimiser, and no capture knows what it was made from; or a node
+    on blocks of channels has the name of an operator that was fused into it.
     """
     kinds = {call.scope: _last(call) for call in calls}
     known = {*kinds.values()}
@@ -92,9 +93,9 @@ def _hands_on(call: Call) -> bool:
 
 
 def _last_calls(run: Run, calls: Sequence[Call]) -> dict[str, Call]:
-    """The calls that make what the models return, by name. A reshape or a cast in front of an
-    output that came or went takes the name of the output with it; of one file that was optimised, a
-    call says which others it stands for.
+    """By name, the calls that make the model's outputs, where names tell anything: a reshape or
+    cast added or removed before an output takes its name along, and a call of an optimised file
+    says which calls it stands for.
     """
     ends = {r.record for call in run.calls if call.parent == -1 for r in call.slots("output")}
     return {
@@ -105,7 +106,7 @@ def _last_calls(run: Run, calls: Sequence[Call]) -> dict[str, Call]:
 
 
 def joined(reference: Run, target: Run) -> Fused:
-    """Both runs with what lies between values that correspond as one call each."""
+    """Both runs with the operators between corresponding values joined into one call each."""
     parameters = _parameters(reference)
     is_graph = any(has_mark(call, Mark.OPSET) for call in reference.calls)
     if not is_graph and not _is_rewritten(target):
@@ -137,7 +138,7 @@ def _parameters(run: Run) -> set[int]:
 def _steps(
     reference: Run, target: Run, parameters: Collection[int]
 ) -> Iterator[tuple[ValueGraph, ValueGraph]]:
-    """The graphs of each step that both runs have."""
+    """Pairs of graphs, one for each step that both runs have."""
     roots = match_roots(reference.calls, target.calls)
     others = dict(_graphs(target, {}, _parameters(target)))
     for key, graph in _graphs(reference, roots, parameters):
@@ -162,8 +163,8 @@ def _graphs(
 
 
 def _parts(graph: ValueGraph, other: ValueGraph) -> Iterator[tuple[Stretch, Stretch]]:
-    """What lies between values that correspond, in both graphs: one part for each operator of the
-    reference that makes such values.
+    """Pairs of parts that lie between corresponding values, one for each operator of the reference
+    that makes such values.
     """
     partner = corresponding(graph, other)
     made = [v for v in partner if v in graph.makers and partner[v] in other.makers]
@@ -178,7 +179,7 @@ def _parts(graph: ValueGraph, other: ValueGraph) -> Iterator[tuple[Stretch, Stre
 def of_one_maker(
     graph: ValueGraph, other: ValueGraph, partner: Mapping[int, int], values: Sequence[int]
 ) -> list[list[int]]:
-    """Values that one call makes, in either graph, together."""
+    """Groups of values that one call makes in either graph."""
     groups: dict[tuple[bool, int], list[int]] = {}
     for value in values:
         keys = (True, graph.makers[value].id), (False, other.makers[partner[value]].id)
@@ -197,10 +198,10 @@ def with_wholes(
     whole_of: Callable[[Stretch, int], tuple[Call, Program | None]],
     left_out: Collection[int] = (),
 ) -> tuple[Run, list[int]]:
-    """(the run with each part as one call, those calls).
+    """(the run with each part joined into one call, the ids of these calls).
 
-    whole_of: the call of a part under an id, and a program of its own. left_out: calls that belong
-    to no part, and that the run loses too.
+    whole_of: gives the call for a part under an id, and its program if it needs its own. left_out:
+    ids of calls that belong to no part and are removed too.
     """
     first = len(run.calls)
     programs: dict[str, Program] = {}
@@ -224,7 +225,7 @@ def with_wholes(
 
 
 def _last_maker(part: Stretch) -> Call:
-    """The last call of a part that makes what it is paired for."""
+    """The last call of a part that makes one of its values."""
     makes = set(part.makes)
     return next(
         call
@@ -234,7 +235,7 @@ def _last_maker(part: Stretch) -> Call:
 
 
 def _whole(run: Run, part: Stretch, number: int) -> tuple[Call, Program | None]:
-    """One call for a part. A single call stays as it is, with its inputs in the part's order."""
+    """One call for a part. A single call is kept, with its inputs in the part's order."""
     (call, *others) = part.calls
     is_whole = len(part.makes) == 1 and not others
     if is_whole and set(part.params) <= {ref.record for ref in call.slots("param")}:
@@ -264,5 +265,5 @@ def _whole(run: Run, part: Stretch, number: int) -> tuple[Call, Program | None]:
 
 
 def _named(call: Call) -> Call:
-    """The call under a name of its own, where it has none but the model's."""
+    """The call, named by its operator type where its only name is the model's."""
     return call if call.scope else replace(call, scope=call.op_type)

@@ -1,4 +1,4 @@
-"""One step of a run as a graph of values: which call makes a value, and what it is made of."""
+"""One step of a run as a graph of values: which call makes each value, and from which values."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ _KINDS = {
     "com.microsoft.FusedConv": "Conv",
     "com.microsoft.nchwc.Conv": "Conv",
 }
-"""Operators of several names. The others are known by their own."""
+"""Operators that have several names; all others are known by their own name."""
 
 
 _ACTIVATED, _SCALED = " and activation", " and scale"
@@ -76,8 +76,9 @@ _ACTIVATIONS = frozenset(("Relu", "Clip", "HardSwish", "LeakyRelu", "Sigmoid", "
 
 
 class Form(NamedTuple):
-    """What values of one meaning have in common. kind: of the operator that makes it. place: which
-    of its results. parameters: numbers of elements. sources: values that it is made of.
+    """What values of one meaning have in common. kind: of the operator that makes the value. place:
+    index among its results. parameters: their element counts. sources: the values that it is
+    computed from.
     """
 
     kind: str
@@ -87,8 +88,8 @@ class Form(NamedTuple):
 
 
 class Stretch(NamedTuple):
-    """A part of a graph: its calls in order, the values that it reads, its parameters, and the
-    values that it makes.
+    """A part of a graph: its calls in order, the values it reads, its parameters, and the values it
+    makes.
     """
 
     calls: Sequence[Call]
@@ -98,11 +99,10 @@ class Stretch(NamedTuple):
 
 
 class ValueGraph:
-    """The values of one call of a model: tensors that an operator made, not those that it only
-    moved.
+    """The values of one call of a model: tensors that an operator computed and did not merely move.
 
     root: the model's call. calls: its operators, in order. parameters: records. values: records, in
-    the order in which they were made. makers: by record, also of those that were moved.
+    the order in which they were made. makers: by record, moved ones included.
     """
 
     def __init__(
@@ -112,12 +112,13 @@ class ValueGraph:
         self.makers: dict[int, Call] = {}
         self._unshown: dict[int, list[Call]] = {}
         waiting: list[Call] = []
-        for call in calls:  # the first: later ones hand on what is there
+        for call in calls:  # the first: later calls only pass on what exists
             read = {ref.record for ref in call.slots("input")}
             for ref in call.slots("output"):
                 if ref.record not in read:
                     self.makers.setdefault(ref.record, call)
-            # what an engine cannot show without changing it is read by what comes next
+            # a tensor that an engine cannot show without changing it is read by the calls that
+            # follow
             waiting.append(call)
             if call.slots("output"):
                 self._unshown[call.id], waiting = waiting[:-1], []
@@ -139,11 +140,11 @@ class ValueGraph:
         return dtypes.is_floating(self.record(value).dtype)
 
     def place(self, value: int) -> int:
-        """When it was made, among the others."""
+        """The position of the call that made a value, in execution order."""
         return self.makers[value].order
 
     def source(self, record: int) -> int:
-        """The value whose elements a record holds."""
+        """The value whose elements a record holds, back through moves."""
         while record not in self._is_value and record in self.makers:
             inputs = self.makers[record].slots("input")
             if not inputs:
@@ -152,7 +153,7 @@ class ValueGraph:
         return record
 
     def made_of(self, value: int) -> list[int]:
-        """What calls that read a value make."""
+        """The records made by the calls that read a value."""
         if self._made_of is None:
             self._made_of = defaultdict(list)
             for call in self.calls:
@@ -162,22 +163,23 @@ class ValueGraph:
         return self._made_of[value]
 
     def is_parameter(self, record: int) -> bool:
-        """Is it a parameter, as it is or with its elements moved?"""
+        """Whether a record is a parameter, possibly moved."""
         return self.source(record) in self._parameters
 
     def inputs(self, call: Call) -> list[Ref]:
-        """What a call reads, without parameters."""
+        """The inputs of a call that are not parameters."""
         return [ref for ref in call.slots("input") if not self.is_parameter(ref.record)]
 
     def parameters(self, call: Call) -> list[Record]:
-        """The parameters of a call that hold more than one number."""
+        """The parameters of a call with more than one element."""
         read = (r.record for r in call.refs if not is_output(r.slot))
         records = (self.record(self.source(r)) for r in read if self.is_parameter(r))
         return [record for record in records if record.count > 1]
 
     def forms(self, value: int) -> list[Form]:
-        """The form of a value by the operator that makes it; and, of a convolution with a norm, a
-        sum or an activation behind it, those of one operator that does all of it.
+        """The form of a value by the operator that makes it. If that is a norm, sum, activation or
+        scale after a convolution or matrix product, also the form of one fused operator that does
+        all of it.
         """
         call = self.makers[value]
         place = [ref.record for ref in call.slots("output")].index(value)
@@ -198,12 +200,12 @@ class ValueGraph:
         return forms
 
     def _scaled(self, behind: Call) -> list[Form]:
-        """The form of a product that a number multiplies."""
+        """The form of a matrix product fused with the number that multiplies its result."""
         is_product = kind_of(behind) == "MatMul"
         return [self._form(behind, f"MatMul{_SCALED}", 0, self._sizes(behind))] * is_product
 
     def _biased(self, maker: Call, sources: Sequence[int], suffix: str) -> list[Form]:
-        """The form of a product to which this call adds a parameter."""
+        """The form of a matrix product fused with this call's addition of a parameter."""
         behind = self.makers.get(sources[0]) if len(sources) == 1 else None
         if behind is None or kind_of(behind) != "MatMul":
             return []
@@ -211,12 +213,12 @@ class ValueGraph:
         return [self._form(behind, f"MatMul{suffix}", 0, sizes)] if self._sizes(maker) else []
 
     def _made_by(self, maker: Call, value: int) -> int:
-        """The value that a call behind this one, or its own, makes."""
+        """The value itself if `maker` makes it, else the first output of `maker`."""
         own = [ref.record for ref in maker.slots("output")]
         return value if value in own else own[0]
 
     def _folded(self, value: int, suffix: str, summed: tuple[int, ...]) -> list[Form]:
-        """The form of a convolution that makes a value, with the norm behind it folded in."""
+        """The form of the convolution that makes a value, with a following norm folded in."""
         maker, sizes = self.makers[value], tuple[int, ...]()
         if kind_of(maker) == "BatchNormalization":
             sizes = (self.record(value).shape[1],)
@@ -228,7 +230,9 @@ class ValueGraph:
         return [form._replace(sources=(*form.sources, *summed))]
 
     def _maker_behind(self, call: Call) -> Call:
-        """What made the only value that a call reads; the call itself where that is not so."""
+        """The call that made the only input of this call; the call itself where it has several
+        inputs or none.
+        """
         inputs = self.inputs(call)
         return self.makers.get(self.source(inputs[0].record), call) if len(inputs) == 1 else call
 
@@ -240,7 +244,9 @@ class ValueGraph:
         return Form(kind, place, sizes, sources)
 
     def behind(self, values: Sequence[int], stops: Collection[int]) -> Stretch:
-        """What makes values of others: of `stops`, and of what no call made."""
+        """The part that computes `values`, going back to `stops` and to records that no call
+        made.
+        """
         calls_behind: dict[int, Call] = {}
         ends: dict[int, None] = {}
         waiting = [(value, True) for value in reversed(values)]
@@ -261,19 +267,19 @@ class ValueGraph:
 
 
 def is_move(call: Call) -> bool:
-    """Does an operator only hand on elements, in whatever order?"""
+    """Whether an operator only passes on elements, in whatever order."""
     if call.op.startswith("aten."):
         return call.op_type in ATEN_MOVES
     return call.op_type in MOVES
 
 
 def has_activation(call: Call) -> bool:
-    """Was an activation fused into an operator that has parameters?"""
+    """Whether an activation was fused into this operator."""
     return bool(call.arguments.get("activation")) or call.op_type in _WITH_ACTIVATION
 
 
 def kind_of(call: Call) -> str:
-    """What an operator computes, whatever it is called."""
+    """The kind of an operator, independent of its name in a framework."""
     kind = _KINDS.get(call.op_type, call.op_type)
     if call.op_type == "com.microsoft.FusedMatMul" and call.arguments.get("alpha", 1) != 1:
         kind += _SCALED
