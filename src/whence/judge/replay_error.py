@@ -1,5 +1,5 @@
-"""How far a target's output is from a wide replay on its own inputs, in units of that operator's
-own rounding noise.
+"""Measures the distance of a target's output from a wide replay on the target's own inputs, in
+units of the operator's own rounding noise.
 
 Source of the figures: VERDICT.md level 2. All arrays are widened to float64; rows are vectors along
 the last axis.
@@ -43,7 +43,7 @@ F64 = npt.NDArray[np.float64]
 _TINY = 1e-300
 _NONE: F64 = np.zeros(0)
 _SIZES = ("rho", "z")
-_SAMPLE = 4093  # a prime, so that no channel is met again and again
+_SAMPLE = 4093  # a prime, so that samples do not always hit the same channels
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +89,7 @@ class ReplayError:
     element_rel: float = 0.0
 
     def parts(self) -> dict[str, float]:
-        """Every statistic over its limit, by name; the score is the largest."""
+        """Every statistic over its limit, by name; the score is the largest of them."""
         if self.whole:
             return {"rho": self.rho / LIMITS.whole, "z": self.z / LIMITS.whole_z}
         s = self.structure
@@ -105,20 +105,24 @@ class ReplayError:
 
     @property
     def _outlying(self) -> float:
-        """The worst element beside the others: where all are noisier, one may be too."""
+        """z of the worst element, over rho of the other elements where they are noisier than their
+        floor.
+        """
         return self.z / max(1.0, self.rho_others) if math.isfinite(self.rho_others) else self.z
 
     def _element(self) -> noise_model.Tail:
         return noise_model.ELEMENT[dtypes.is_half_roundoff(self.u)]
 
     def bias(self) -> float:
-        """The relative size that a correct kernel may be off by in one direction."""
+        """Relative size of a systematic error that a correct kernel may have."""
         is_half = dtypes.is_half_roundoff(self.u)
         allowed = max(LIMITS.effect, LIMITS.effect_16 * self.u if is_half else 0.0)
         return max(allowed, LIMITS.spread * self.spread_rel)
 
     def _averages(self) -> dict[str, tuple[float, int]]:
-        """Every average of the residual: standard deviations, and how many are tested."""
+        """By name, each averaged statistic of the residual in standard deviations, and the number
+        of averages tested.
+        """
         s, bias = self.structure, self.bias()
         slope = max(0.0, abs(s.slope) - bias) / s.slope_error if s.slope_error > 0 else 0.0
         channel = s.channel if s.channel_effect >= bias else 0.0
@@ -130,8 +134,8 @@ class ReplayError:
         }
 
     def chance(self) -> float:
-        """Comparisons of correct targets, with as many outputs, in which rounding comes this far at
-        one of them (docs/verdicts.md, "How rare it is").
+        """Share of comparisons of correct targets, with as many outputs, in which rounding goes
+        this far at some output; in 0..1 (docs/verdicts.md, "How rare it is").
         """
         if self.mismatch or self.integer_mismatch:
             return 0.0
@@ -150,8 +154,8 @@ class ReplayError:
 
     @property
     def shares(self) -> dict[str, float]:
-        """Of the error between both sides, the share that was inherited, introduced by the target
-        and by the reference (squared norms).
+        """Shares of the squared error between both sides: inherited, introduced by the target,
+        introduced by the reference.
         """
         if self.inherited_rel is None or self.reference_rel is None:
             return {}
@@ -165,7 +169,7 @@ class ReplayError:
 
 
 def highest(errors: Mapping[str, ReplayError]) -> float:
-    """The largest score of any output."""
+    """The largest score of all outputs."""
     return max(error.score for error in errors.values())
 
 
@@ -214,8 +218,8 @@ def measure(
     floor = max(norm(f), noise_floor(kind, size, reduction_length), strays)
     sums = SUM_IN_ORDER * _of_sums(kind, reduction_length) if reduction_length > 1 else 0.0
     noise = element_noise(f, r, u, last, s, sums)
-    # An element that the working replay gives too is not a fault, however far it is from the wide
-    # one.
+    # A deviation that the working replay shares is not a fault, however far it is from the wide
+    # replay.
     z, place = worst(np.minimum(np.abs(e), np.abs(y - w)), noise)
     if mismatch:
         place = int(np.argmax(~(keep | same_fill(flat(output), flat(wide), fill))))
@@ -278,23 +282,25 @@ def _shares(
 
 
 def _usual_largest(noise: F64) -> float:
-    """What 19 of 20 elements stay below, of a sample of them."""
+    """The 95 % quantile of the noise, over a sample of elements."""
     sample = noise[:: max(1, noise.size // _SAMPLE)]
     place = (19 * sample.size) // 20
     return float(np.partition(sample, place)[place])
 
 
 def less_suspect(error: ReplayError, written_out: ReplayError) -> ReplayError:
-    """The error against a program that rounds once, or against it written out step by step, where
-    the target rounds in between: its error is then about as large as these steps make it.
+    """The error against a program that rounds once or, where the target rounds in between, against
+    the program written out step by step; the latter's error is then about as large as these steps
+    cause.
     """
     rounds_between = written_out.rho >= ROUNDS_BETWEEN and written_out.score < error.score
     return written_out if rounds_between else error
 
 
 def noise_floor(kind: dtypes.DType, size: float, reduction_length: int) -> float:
-    """The least error that an operator's rounding makes of a result of this 2-norm: half a unit
-    roundoff, and what sums of so many terms add in the dtype that they are added up in.
+    """Least rounding error (2-norm) of an operator whose result has the 2-norm `size`: half a unit
+    roundoff, or the error of sums of `reduction_length` terms in their accumulating dtype,
+    whichever is larger.
     """
     return size * max(
         FLOOR_ROUNDING * unit_roundoff(kind.name), _of_sums(kind, max(reduction_length, 1))
@@ -302,32 +308,32 @@ def noise_floor(kind: dtypes.DType, size: float, reduction_length: int) -> float
 
 
 def _of_sums(kind: dtypes.DType, terms: int) -> float:
-    """What a sum of so many terms rounds by, over the size of what is summed; 0.0 of no sum.
+    """Rounding error of a sum of `terms` terms, relative to the size of the result.
 
-    It holds for any algorithm: kernels of Winograd's form, in blocks or in another order round
-    several times as much as the one that the replay happens to run.
+    It holds for any algorithm: Winograd's, blocked or reordered kernels round several times as much
+    as the one that the replay happens to run.
     """
     accumulate = 2.0**-53 if kind.name in ("float64", "complex128") else U32
     return FLOOR_SUM * math.sqrt(terms) * accumulate
 
 
 def ratio(error: float, size: float) -> float:
-    """error / size; infinite for an error where there is no size, 0 where there is neither."""
+    """error / size; inf for an error where size is 0, 0 where both are 0."""
     return error / size if size > 0 else (0.0 if error == 0 else math.inf)
 
 
 def index_of(place: int, array: Array) -> tuple[int, ...]:
-    """The index of an element of an array, by its place in the flat array."""
+    """The index of an element, from its position in the flat array."""
     return tuple(int(i) for i in np.unravel_index(place, array.shape))
 
 
 def _structure(y: F64, r: F64, w: F64, noise: F64, kind: dtypes.DType, last: int) -> Structure:
-    """The structure of y against the working replay; at 16 bits, the weaker of that and against the
-    wide replay rounded once.
+    """The structure of y against the working replay w; at 16 bits, the less significant of that and
+    of y against the wide replay rounded once.
 
-    Code may round inside (then the working replay does what a correct target does) or compute wide
-    and round once: which of the two cannot be seen from one recording, and the wrong one has a
-    structure of its own (every row of a norm its scale).
+    Code may round inside (as the working replay does) or compute wide and round once. One recording
+    does not show which of the two, and the wrong one causes a structure of its own (a scale for
+    every row of a norm).
     """
     ranges = functools.cache(lambda: value_ranges(r))
     pattern = structure(y - w, r, noise, last, ranges)
@@ -353,7 +359,9 @@ def rounded(array: Array, kind: dtypes.DType) -> Array:
 
 
 def same_fill(a: F64, b: F64, fill: float) -> npt.NDArray[np.bool_]:
-    """Where both sides are NaN, or the filling of a mask or infinite with the same sign."""
+    """Mask of elements where both sides are NaN, or a mask's fill value or infinity of the same
+    sign.
+    """
     with np.errstate(invalid="ignore"):
         filled = (np.abs(a) >= fill) & (np.abs(b) >= fill) & (np.signbit(a) == np.signbit(b))
     out: npt.NDArray[np.bool_] = filled | (np.isnan(a) & np.isnan(b))
@@ -361,19 +369,19 @@ def same_fill(a: F64, b: F64, fill: float) -> npt.NDArray[np.bool_]:
 
 
 def comparable(y: F64, r: F64, w: F64, fill: float) -> tuple[npt.NDArray[np.bool_], int]:
-    """(elements that are ordinary numbers on all sides, how many are not although the replay says
-    they should be).
+    """(mask of elements that are ordinary numbers on all sides, number of others that the replay
+    does not explain).
 
-    A NaN or Inf the replay yields too is inherited, not introduced; the working-dtype replay may
-    overflow where the wide one does not.
+    A NaN or Inf that the replay yields too is inherited, not introduced; the working-dtype replay
+    may overflow where the wide one does not.
     """
     with np.errstate(invalid="ignore"):
         fine = (np.abs(y) < fill) & (np.abs(r) < fill) & (np.abs(w) < fill)
     if fine.all():
         return fine, 0
     wrong = ~fine & ~same_fill(y, r, fill) & ~same_fill(y, w, fill)
-    # The wide and the working replay disagree, the target agrees with neither: finite target next
-    # to an overflowing replay is fine.
+    # Where the wide and the working replay disagree and the target agrees with neither, a finite
+    # target next to an overflowing replay is correct.
     with np.errstate(invalid="ignore"):
         wrong &= ~((np.abs(y) < fill) & (np.abs(r) < fill))
     return fine, int(np.count_nonzero(wrong))
@@ -382,12 +390,12 @@ def comparable(y: F64, r: F64, w: F64, fill: float) -> tuple[npt.NDArray[np.bool
 def element_noise(
     f: F64, r: F64, u: float, last: int, spread: F64 = _NONE, sums: float = 0.0
 ) -> F64:
-    """What rounding makes of each element: the root mean square of f over its row or its column,
-    whichever is larger, + u |r| + 1e-3 u rms(r).
+    """The expected rounding error of each element: the root mean square of f over its row or its
+    column, whichever is larger, + u |r| + 1e-3 u rms(r).
 
-    f: the program's own rounding. spread: run-to-run spread of the elements, or empty; then
-    f^2 + spread^2 takes the place of f^2, and spread is added. sums: what sums round by, over the
-    size of r (`_of_sums`); f^2 is at least its square there.
+    f: the program's own rounding. spread: run-to-run spread of the elements, or empty; f^2 +
+    spread^2 replaces f^2, and spread is added. sums: relative rounding error of sums (`_of_sums`);
+    f^2 is at least (sums r)^2.
     """
     rows = f.reshape(-1, last)
     square = np.maximum(rows * rows, (sums * r.reshape(-1, last)) ** 2)
@@ -404,7 +412,7 @@ def element_noise(
 
 
 def worst(e: F64, noise: F64) -> tuple[float, int]:
-    """max_i |e_i| / noise_i, and the flat index."""
+    """(max_i |e_i| / noise_i, its flat index)."""
     z = np.abs(e) / noise
     place = int(z.argmax())
     return float(z[place]), place
