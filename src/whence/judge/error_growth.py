@@ -1,4 +1,6 @@
-"""Level 1: what two dumps alone say about a region, from how much the error grows across it."""
+"""Level 1: judges a region from two dumps alone, by how much the relative error grows from its
+inputs to its outputs.
+"""
 
 from __future__ import annotations
 
@@ -33,10 +35,10 @@ class PairError:
     value: ||t - g|| / ||g||; 1 for integers that differ; None when nothing could be measured.
     evidence: "two dumps" or "statistics". spread: the same between runs of the reference, where
     there are several. drift: how far its statistics moved, where known. lone: where one element
-    holds most of the error, that element's error over itself or its tensor's root mean square,
-    whichever is larger; 0 where none does. codes: of integers that were rounded from something
-    (`judge.codes`); coarse: what their steps amount to for whoever reads them. count, last:
-    elements, and the length of the last axis.
+    holds most of the error, that error over the element itself or over the tensor's root mean
+    square, whichever is larger; 0 where no element does. codes: for integers that were rounded from
+    something (`judge.codes`); coarse: the size of their steps for the calls that read them. count,
+    last: number of elements, and length of the last axis.
     """
 
     value: float | None
@@ -54,19 +56,20 @@ class PairError:
 
     @property
     def inherited(self) -> float | None:
-        """The error that readers of the tensor inherit."""
+        """The error that calls inherit when they read the tensor."""
         return None if self.value is None else max(self.value, self.coarse)
 
 
 @dataclass(frozen=True, slots=True)
 class ErrorGrowth:
-    """verdict: identical, noise, inherited, amplified, introduced or undetermined. growth: e_out /
-    max(e_in + 2u, spread).
+    """The judgement of a region. verdict: identical, noise, inherited, amplified, introduced or
+    undetermined. growth: e_out / max(e_in + 2u, spread).
 
-    spread: that of the output that grew most. moved: the kind of statistic that moved furthest, in
-    units of its limit, `by`. repeats: how many calls like this one gave the same bits on both
-    sides, where the verdict is based on that. visible: by kind, the smallest fault that would have
-    been named here (`judge.power`), where a pass hides any. count: elements of the largest output.
+    spread: of the output that grew most. moved: the kind of statistic that moved furthest, and
+    `by`: how far, in units of its limit. repeats: number of calls like this one with the same bits
+    on both sides, where the verdict is based on that. visible: by kind, the smallest fault that
+    would have been named here (`judge.power`), where a pass could hide one. count: elements of the
+    largest output.
     """
 
     verdict: VerdictKind
@@ -82,15 +85,15 @@ class ErrorGrowth:
     count: int = 0
 
     def score(self) -> float:
-        """The error in units of what is allowed."""
+        """The error in units of its limit; above 1 it is introduced."""
         if self.evidence == Evidence.STATISTICS and self.moved and math.isfinite(self.e_out):
             return self.by
         return max(self.growth / (LIMITS.amplified if self.repeats else LIMITS.growth), self.by)
 
 
 def lone_element(measured: Measured) -> tuple[int, ...] | None:
-    """Where the element is that holds most of the error of its tensor, None when the error is
-    spread over many.
+    """The index of the element that holds most of its tensor's squared error; None when the error
+    is spread over many.
     """
     values = measured.values
     largest, rmse, count = values.get("max_abs_err"), values.get("rmse"), values.get("compared")
@@ -103,17 +106,17 @@ def lone_element(measured: Measured) -> tuple[int, ...] | None:
         or not math.isfinite(largest)
     ):
         return None
-    # squares alone overflow
+    # the squares would overflow
     return measured.max_abs_index if (largest / rmse) ** 2 > LONE_SHARE * count else None
 
 
 def between(reference: Array, target: Array, u: float) -> PairError:
-    """The error of a pair without the elements that are a sentinel of the same sign on both sides
-    (|v| >= 0.9 of the largest number).
+    """The error of a pair without the elements that are fill values of the same sign on both sides
+    (|v| >= 0.9 of the dtype's largest number).
 
-    Masks are filled with the smallest number of their dtype, which differs by dtype and swamps
-    every norm. Source: VERDICT.md. Sentinels may match and differ in bits: only equal bits are
-    exact.
+    Masks are filled with the smallest number of their dtype. That number differs by dtype and
+    dominates every norm. Source: VERDICT.md. Fill values may match although their bits differ; the
+    pair is exact only where all bits are equal.
     """
     a, b = reference.astype(np.float64), target.astype(np.float64)
     sentinel = is_mask_fill(reference) & is_mask_fill(target) & (np.signbit(a) == np.signbit(b))
@@ -129,11 +132,12 @@ def between(reference: Array, target: Array, u: float) -> PairError:
 
 def below_masks(reference: Array, target: Array, error: PairError) -> PairError:
     """The error without elements that dwarf all others, where both sides have them at the same
-    places; else the error as it is.
+    places; otherwise `error` unchanged.
 
-    A mask of -10000 is most of the norm of the scores it was written over, so what they are wrong
-    by looks like nothing, and softmax, which drops what is masked, like its cause. Dwarfing: half
-    the largest magnitude, with nothing down to a tenth of that.
+    A mask of -10000 makes up most of the norm of the scores it was added to. The error of the
+    scores then looks negligible, and softmax, which drops masked elements, looks like its cause. An
+    element dwarfs the others if it has at least half of the largest magnitude and no element lies
+    between that and a tenth of it.
     """
     a, b = reference.astype(np.float64), target.astype(np.float64)
     if not (a.size and np.isfinite(a).all() and np.isfinite(b).all()):
@@ -152,8 +156,8 @@ def below_masks(reference: Array, target: Array, error: PairError) -> PairError:
 
 
 def may_be_masked(record: Record) -> bool:
-    """Do the figures of a tensor without elements look like scores with a mask, so that nothing is
-    known of the scores?
+    """Whether the statistics of a tensor without stored elements look like masked scores, so that
+    they tell nothing about the scores.
     """
     s = record.statistics
     return (
@@ -166,7 +170,7 @@ def may_be_masked(record: Record) -> bool:
 
 
 def is_filled(record: Record) -> bool:
-    """Do the figures of a tensor reach the filling of a mask, in its own dtype?"""
+    """Whether the extremes of a tensor reach the fill value of a mask in its dtype."""
     figures, kind = record.statistics, dtypes.DTYPES.get(record.dtype)
     return (
         figures is not None
@@ -178,8 +182,8 @@ def is_filled(record: Record) -> bool:
 
 
 def error_of(measured: Measured, reference: Record, target: Record, u: float) -> PairError:
-    """The error of a pair from its elements, else from both sides' statistics. u: the coarser
-    side's unit roundoff (0: exact kind).
+    """The error of a pair from its elements, or else from both sides' statistics. u: unit roundoff
+    of the coarser side (0: exact dtype).
     """
     if measured.identical:
         return PairError(0.0, exact=True, u=u)
@@ -225,10 +229,10 @@ def error_of(measured: Measured, reference: Record, target: Record, u: float) ->
             bool(reference.hash and target.hash)
             and reference.hash.rpartition(":")[0] == target.hash.rpartition(":")[0]
         )
-        # a dump may have some of them only
+        # a dump may have some of the statistics only
         figures = ((a.min, b.min), (a.max, b.max), (a.mean, b.mean), (a.norm, b.norm))
         parted = any(x != y for x, y in figures if x is not None and y is not None)
-        # without digests equal figures show no difference
+        # without checksums, equal statistics do not show equal elements
         return PairError(1.0 if hashed or parted else 0.0, Evidence.STATISTICS, u=u)
     moved = drift(reference, target)
     if moved is None:
@@ -240,14 +244,14 @@ def error_of(measured: Measured, reference: Record, target: Record, u: float) ->
 def grow(
     inputs: Sequence[PairError], outputs: Sequence[PairError], u: float, terms: float = 0.0
 ) -> ErrorGrowth:
-    """Judge a region by its boundary. u: the coarser side's unit roundoff for its outputs. terms:
-    how many products each element of an output is a sum of, 0 where that is not known; the error
-    of a plain loop grows as the root of their number (0.29 of it in roundings of float32, measured
-    on 4,096), that of tuned kernels by less.
+    """Judge a region by the errors of its inputs and outputs. u: the coarser side's unit roundoff
+    for its outputs. terms: number of products that each output element sums, 0 where unknown. The
+    error of a plain loop grows as the root of `terms` (times 0.29, in roundings of float32,
+    measured on 4,096), that of tuned kernels grows less.
 
-    Integer inputs that differ count as e_in = 1: another index legitimately gives another row.
-    Integer outputs that differ prove nothing when inputs differ at all: which of two near ties is
-    chosen is for the scores beside them to tell.
+    Integer inputs that differ count as e_in = 1: another index legitimately selects another row.
+    Integer outputs that differ prove nothing when any input differs: the scores beside them tell
+    which of two near ties is chosen rightly.
     """
     known_in = [e.inherited for e in inputs if e.inherited is not None]
     if any(known_in):
@@ -273,8 +277,8 @@ def grow(
         return ErrorGrowth(VerdictKind.NOISE, 0.0, e_in, 0.0, evidence)
     if math.isinf(e_in):
         return ErrorGrowth(VerdictKind.INHERITED, 0.0, e_in, e_out, evidence)
-    # Statistics of a tensor move by less than its elements; twice the band keeps clean pairs
-    # silent.
+    # Statistics of a tensor move less than its elements; twice the band avoids false findings on
+    # correct pairs.
     band = e_in + (4 if evidence == Evidence.STATISTICS else 2) * u
     band += LIMITS.sum * math.sqrt(terms) * min(u, U32)
     worst = max((e for e in outputs if e.value is not None), key=lambda e: _over(e, band))
@@ -314,7 +318,8 @@ def _visible(
     evidence: Evidence,
 ) -> dict[str, float]:
     """By kind, the smallest fault that would have been named at all these outputs: one that adds to
-    the error as unrelated ones do, until it meets its limit. Statistics tell a scale alone.
+    the error, as unrelated errors do, until it meets its limit. From statistics only a scale can be
+    told.
     """
     sizes: dict[str, float] = {}
     no_lone = all(e.lone == 0 for e in inputs)
@@ -341,15 +346,15 @@ def _visible(
 
 
 def _size(error: PairError) -> float:
-    """How far the statistics of an input moved, else its error."""
+    """How far the statistics of an input moved; without them, its error."""
     return max(error.drift[:3]) if error.drift is not None else error.inherited or 0.0
 
 
 def _moved(
     inputs: Sequence[PairError], outputs: Sequence[PairError], u: float, band: float
 ) -> tuple[str, float]:
-    """(kind, how far in units of its limit) of the statistic that moved furthest beyond `band`,
-    what inputs and rounding move.
+    """(kind, distance in units of its limit) of the statistic that moved furthest. band: how far
+    differing inputs and rounding may move it.
     """
     worst = ("", 0.0)
     no_lone = all(e.lone == 0 for e in inputs)
@@ -368,6 +373,6 @@ def _moved(
 
 
 def _over(error: PairError, band: float) -> float:
-    """An output's error in units of the band, which its own run-to-run spread may widen."""
+    """An output's error over the band; the output's own run-to-run spread may widen the band."""
     band = max(band, error.spread)
     return (error.value or 0.0) / band if band > 0 else math.inf

@@ -1,9 +1,9 @@
-"""Recognises differences that rounding cannot make: one row, one channel, a constant factor, a
+"""Recognises differences that rounding cannot cause: one row, one channel, a constant factor, a
 shift.
 
-Rounding at one place reaches all that depends on it, each element by another amount. One factor or
-one constant on everything, a channel that is far off among channels that agree, elements that stand
-in another place: each of these is one mistake.
+Rounding at one place changes everything that depends on it, each element by a different amount. One
+factor or constant on everything, a channel that is far off among channels that agree, or elements
+at another place each point to a single mistake.
 """
 
 from __future__ import annotations
@@ -35,16 +35,17 @@ from whence.judge.limits import (
     PATTERN_VARIED,
 )
 
-# One factor or one constant between two tensors in 16 bits: what no rounding makes.
+# One factor or one constant between two 16-bit tensors: rounding never causes that.
 #
 # Rounding moves each number by at most half of the distance between its neighbours. So if the
-# target is the reference times c, every element says between which bounds c lies, and all of them
-# have a number in common; if rounding moved the elements each by itself, a handful have none.
-# Where more rounding lies on top, what counts is how much of the difference one number explains.
+# target is the reference times c, every element gives bounds for c, and all these intervals have a
+# common point. If rounding moved the elements independently, already a handful of intervals have
+# none. Where further rounding is added, the share of the difference that one number explains
+# decides.
 #
-# A scalar that was kept in 16 bits is such a factor too, and a few in a row make a larger one: up
-# to `COHERENT_EFFECT` nothing is said. Of one row alone neither, up to `COHERENT_ROW`: a gate
-# that is computed from its row carries more.
+# A scalar stored in 16 bits is such a factor too, and a few in sequence make a larger one: effects
+# up to `COHERENT_EFFECT` are not reported. For a single row the limit is `COHERENT_ROW`: a gate
+# computed from that row carries more.
 
 Flags = npt.NDArray[np.bool_]
 _BITS = 16
@@ -61,8 +62,8 @@ class Coherence(NamedTuple):
 
 
 class _Kind(NamedTuple):
-    """Bounds that every element sets to the number. neutral: the one that changes nothing; size:
-    the unit of its effect.
+    """The bounds that each element sets to a factor or constant. neutral: the value that changes
+    nothing. size: the unit of its effect.
     """
 
     low: F64
@@ -83,11 +84,11 @@ class _Kind(NamedTuple):
 
 
 def coherent(reference: Array, target: Array) -> Coherence | None:
-    """The one factor or constant that all elements of a pair differ by, or all of some slices along
-    an axis beside which the others differ by rounding alone; None for none.
+    """The one factor or constant by which all elements of a pair differ, or all elements of some
+    slices along an axis while the others differ by rounding alone; None for none.
 
-    Pairs of one shape, real, one side of 16 bits and the other of no fewer; others have none. What
-    is not finite, and what is zero on both sides, is not looked at.
+    Only for real pairs of one shape, one side of 16 bits and the other of no fewer. Elements that
+    are not finite, or zero on both sides, are ignored.
     """
     kinds = [dtypes.of(a) for a in (reference, target)]
     if (
@@ -114,7 +115,7 @@ def coherent(reference: Array, target: Array) -> Coherence | None:
 
 
 def _thinned(array: Array) -> Array:
-    """Of very many elements every n-th row: these are evidence enough."""
+    """Every n-th row of a very large tensor, which is enough evidence."""
     if array.size <= _MOST or array.ndim < 2:
         return array
     rows: Array = array.reshape(-1, array.shape[-1])
@@ -151,7 +152,7 @@ def _constants(g: F64, t: F64, half_g: F64, half_t: F64, size: float) -> _Kind:
 
 
 def _everywhere(g: F64, t: F64, kind: _Kind, differing: Flags) -> Coherence | None:
-    """Is one number behind all of the difference?"""
+    """The number that explains all of the difference; None without one."""
     low, high = float(kind.low.max()), float(kind.high.min())
     rows = int(np.count_nonzero(differing.reshape(-1, g.shape[-1] if g.ndim else 1).any(1)))
     if not _has_enough(g, differing):
@@ -169,7 +170,7 @@ def _everywhere(g: F64, t: F64, kind: _Kind, differing: Flags) -> Coherence | No
 
 
 def _explains(g: F64, t: F64, kind: _Kind) -> float:
-    """The number by least squares, where it explains nearly all of the difference; else NaN."""
+    """The number fitted by least squares, if it explains nearly all of the difference; else NaN."""
     e = t - g
     by = g if kind.is_factor else np.ones_like(g)
     slope = float((e * by).sum() / (by * by).sum())
@@ -178,7 +179,9 @@ def _explains(g: F64, t: F64, kind: _Kind) -> float:
 
 
 def _in_slices(g: F64, kind: _Kind, differing: Flags) -> Coherence | None:
-    """Does one number change some slices along an axis, and rounding alone the others?"""
+    """The number that changes some slices along an axis while the others differ by rounding alone;
+    None without one.
+    """
     rows = g.reshape(-1, g.shape[-1])
     views = [(g.shape, axis) for axis in reversed(range(g.ndim))]
     if g.ndim > 2:
@@ -190,7 +193,7 @@ def _in_slices(g: F64, kind: _Kind, differing: Flags) -> Coherence | None:
         )
         bad = (low.max(1) > kind.neutral) | (high.min(1) < kind.neutral)
         of = len(bad)
-        # Slices of few elements would be chosen by how these are off.
+        # With few elements per slice, slices would be selected by their own rounding errors.
         if of < COHERENT_SLICES or low.shape[1] < COHERENT_ELEMENTS:
             continue
         if not 0 < np.count_nonzero(bad) <= of // 2:
@@ -206,7 +209,7 @@ def _in_slices(g: F64, kind: _Kind, differing: Flags) -> Coherence | None:
 
 
 def _has_enough(g: F64, differing: Flags) -> bool:
-    """Are there enough elements that tell, not the same one many times?"""
+    """Whether enough elements with distinct values differ, and not one value many times."""
     return len(np.unique(g[differing])) >= COHERENT_ELEMENTS
 
 
@@ -225,9 +228,9 @@ MAX_SLICES, MAX_WORK = 1024, 1 << 28
 
 @dataclass(frozen=True, slots=True)
 class Sight:
-    """What the elements of a pair show. typical: the median over rows of their relative error.
-    pattern: in words, "" for none; effect: of one number that explains the difference in 16 bits,
-    which then is the pattern (`judge.coherent`).
+    """What the elements of a pair show. typical: median over rows of their relative error. pattern:
+    in words, "" for none. effect: of the one number that explains the difference in 16 bits, where
+    that is the pattern (`judge.coherent`).
     """
 
     typical: float
@@ -236,11 +239,11 @@ class Sight:
 
 
 def sight(reference: Array, target: Array, u: float, room: float) -> Sight | None:
-    """Look at a pair of one shape. u: its unit roundoff; room: the relative error that rounding may
-    make. None where nothing can be said.
+    """Look for patterns in a pair of one shape. u: its unit roundoff. room: the relative error that
+    rounding may cause. None where nothing can be said.
 
-    Rows that are far off, and rows in another place, are patterns only where routing by near ties
-    is no reason: not in 16 bits.
+    Rows that are far off or in another place count as patterns only in dtypes finer than 16 bits:
+    in 16 bits, routing by near ties can cause them.
     """
     if (
         reference.shape != target.shape
@@ -272,7 +275,7 @@ def _typical(g: F64, t: F64) -> float:
 
 
 def _one_number(g: F64, t: F64, room: float) -> str:
-    """One factor on everything, or one constant added."""
+    """Describes one factor on everything, or one constant added; "" for neither."""
     mean, spread = float(g.mean()), float(g.std())
     if spread <= PATTERN_VARIED * abs(mean):
         return ""
@@ -299,7 +302,9 @@ def _one_number(g: F64, t: F64, room: float) -> str:
 
 
 def _slices(g: F64, t: F64, room: float, fine: bool) -> str:
-    """A few channels or rows far off, the others within what rounding makes."""
+    """Names a few channels or rows that are far off while the others are within rounding; "" for
+    none.
+    """
     for axis in reversed(range(g.ndim)):
         channel = axis == g.ndim - 1 or (axis == 1 and g.ndim == 4)
         count = g.shape[axis]
@@ -323,7 +328,7 @@ def _slices(g: F64, t: F64, room: float, fine: bool) -> str:
 
 
 def _moved(g: F64, t: F64, room: float, fine: bool) -> str:
-    """Channels or rows that stand in another place."""
+    """Names channels or rows that stand in the place of others; "" for none."""
     size, error = float(np.linalg.norm(g)), float(np.linalg.norm(t - g))
     for axis in reversed(range(g.ndim)):
         count = g.shape[axis]

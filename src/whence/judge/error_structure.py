@@ -1,9 +1,10 @@
-"""Is the difference to a replay in the same dtype structured? Rounding has no memory of rows,
-channels or values; a fault has.
+"""Tests whether the difference to a replay in the same dtype has a structure. Rounding errors do
+not depend on rows, channels or values; the error of a fault does.
 
-d is the difference, r the wide replay, s what rounding makes of each element. Every statistic is an
-average of d / s, in which elements of all sizes count alike, with its standard error; and comes
-with an effect relative to the tensor's size, since kernels are biased against each other a little.
+d is the difference, r the wide replay, s the expected rounding error of each element. Every
+statistic is an average of d / s, in which elements of all sizes count alike, with its standard
+error. It comes with an effect relative to the tensor's size, since correct kernels are slightly
+biased against each other.
 """
 
 from __future__ import annotations
@@ -21,25 +22,25 @@ from whence.judge.noise_model import normal_score
 F64 = npt.NDArray[np.float64]
 Ranges = npt.NDArray[np.intp]
 _FEWEST_ROWS = 8
-"""Rows or channels below which a spread between them means nothing."""
+"""Number of rows or channels below which a spread between them means nothing."""
 _FEWEST_IN_RANGE = 20
-"""Elements of a range of values below which their average means nothing."""
+"""Number of elements in a range of values below which their average means nothing."""
 _SAMPLE = 4096
-"""Elements whose quantiles bound the ranges of values."""
+"""Number of elements whose quantiles bound the ranges of values."""
 _TINY = 1e-300
 
 
 @dataclass(frozen=True, slots=True)
 class Structure:
-    """What shows in d = output - working replay.
+    """Structure of d = output - working replay.
 
-    slope, slope_error, clusters: one scale on everything, its standard error between rows or
-    between channels (where it is less significant), and how many of these there are. row,
-    row_effect: root mean square of the z of each row's own scale, 1 for noise, and of that scale.
-    channel, channel_effect, channel_at: t of the most shifted channel over the rows, how far it is
-    shifted, and which. channel_rms: root mean square of that t over all channels, 1 for noise.
-    rows, channels: how many. value, value_effect: z of the most shifted of 24 ranges of the value.
-    changed: elements that differ at all.
+    slope, slope_error, clusters: one scale on all elements, its standard error between rows or
+    between channels (whichever makes it less significant), and the number of these. row,
+    row_effect: root mean square over rows of the z of the row's own scale (1 for noise), and of
+    that scale. channel, channel_effect, channel_at: t of the most shifted channel over the rows,
+    its shift, and its index. channel_rms: root mean square of that t over all channels, 1 for
+    noise. rows, channels: their numbers. value, value_effect: z and shift of the most shifted of 24
+    ranges of values. changed: number of elements that differ.
     """
 
     slope: float = 0.0
@@ -59,16 +60,16 @@ class Structure:
 
     @property
     def slope_z(self) -> float:
-        """The scale in standard errors."""
+        """The slope in standard errors."""
         return abs(self.slope) / self.slope_error if self.slope_error > 0 else 0.0
 
 
 def structure(
     d: F64, r: F64, s: F64, last: int, ranges: Callable[[], Ranges] | None = None
 ) -> Structure:
-    """Statistics of d (1-D), the difference to the working replay, against r (1-D, the wide
-    replay), in units of s (1-D, > 0), rows being `last` long. ranges: gives `value_ranges(r)`,
-    where it is worked out once for several d.
+    """Statistics of d (1-D), the difference to the working replay, against r (1-D), the wide
+    replay, in units of s (1-D, > 0). last: length of a row. ranges: returns `value_ranges(r)`,
+    which several d can share.
     """
     changed = int(np.count_nonzero(d))
     if d.size < STRUCTURE_ELEMENTS or changed <= STRUCTURE_CHANGED or last < 2 or d.size == last:
@@ -95,7 +96,7 @@ def structure(
         place,
         channel_rms,
         *q.shape,
-        # Elements of a row that share a scale are not independent witnesses of their values.
+        # Elements of a row that share a scale are not independent evidence about their values.
         value / max(1.0, row),
         value_effect,
         changed,
@@ -103,7 +104,7 @@ def structure(
 
 
 def weaker(a: Structure, b: Structure) -> Structure:
-    """Statistic by statistic the less significant of two readings: a pattern counts only where both
+    """For each statistic the less significant of two readings: a pattern counts only where both
     show it.
     """
     slope = a if a.slope_z <= b.slope_z else b
@@ -129,16 +130,16 @@ def weaker(a: Structure, b: Structure) -> Structure:
 
 
 def beyond_own(structure: Structure, own: Structure, *, written_out: bool = False) -> Structure:
-    """The same in units of the patterns that the program's own rounding has (`own`, the structure
-    of working - wide replay).
+    """The structure in units of the patterns that the program's own rounding has (`own`, the
+    structure of working - wide replay).
 
-    A recurrence hands its rounding on from step to step, and rows that are nearly equal round
-    alike: their average is worth fewer rows, by as much as `own` shows. (An LSTM over 120 steps in
-    float16: 5.9.) Attention weights rounded to 16 bits no longer sum to one, so every row gets a
-    scale of its own; code that rounds them elsewhere gives other scales of the same size: over n
-    rows their ratio is below exp(3.1 / sqrt n) in 999 of 1000 cases (Fisher: half the logarithm of
-    F(n, n) has the variance 1 / n). written_out: the replay rounds at more steps than the program
-    does, so that the scales of its rows are not a measure.
+    A recurrence passes its rounding on from step to step, and nearly equal rows round alike. Their
+    average then has the weight of fewer rows, by as much as `own` shows (an LSTM over 120 steps in
+    float16: 5.9). Attention weights rounded to 16 bits no longer sum to one, so every row gets a
+    scale of its own; code that rounds elsewhere gives other scales of the same size. Over n rows
+    their ratio is below exp(3.1 / sqrt n) in 999 of 1000 cases (Fisher: half the logarithm of F(n,
+    n) has the variance 1 / n). written_out: the replay rounds at more steps than the program does,
+    so that the scales of its rows are not a measure.
     """
     memory = max(1.0, own.channel_rms)
     factor = math.exp(3.1 / math.sqrt(max(own.rows, 1)))
@@ -152,16 +153,16 @@ def beyond_own(structure: Structure, own: Structure, *, written_out: bool = Fals
 
 
 def norm(x: F64) -> float:
-    """2-norm without BLAS, whose threads spin for milliseconds on a busy machine."""
+    """2-norm without BLAS, whose threads would spin for milliseconds on a busy machine."""
     return math.sqrt(float(np.einsum("i,i->", x, x)))
 
 
 def _clustered_error(residual: F64, slope: float, power: float) -> tuple[float, int]:
-    """(standard error of a slope, clusters), with rows or with channels as clusters, whichever
-    leaves the slope less significant: two rows may share a scale by chance.
+    """(standard error of a slope, number of clusters), with rows or channels as clusters, whichever
+    makes the slope less significant: two rows may share a scale by chance.
 
-    Source: Liang and Zeger (1986), the sandwich estimator; the residuals sum to zero, so that the
-    sums of the clusters are centred.
+    Source: Liang and Zeger (1986), the sandwich estimator. The residuals sum to zero, so the sums
+    of the clusters are centred.
     """
     errors = []
     for axis in (0, 1):
@@ -172,7 +173,7 @@ def _clustered_error(residual: F64, slope: float, power: float) -> tuple[float, 
 
 
 def _rows(product: F64, squares: F64) -> tuple[float, float]:
-    """Root mean square over rows of the z of their own scale, and of that scale itself."""
+    """Root mean square over rows of the z of each row's own scale, and of that scale itself."""
     if product.shape[1] < _FEWEST_ROWS:
         return 0.0, 0.0
     weight = squares.sum(1)
@@ -187,8 +188,8 @@ def _rows(product: F64, squares: F64) -> tuple[float, float]:
 
 
 def _channels(q: F64, d: F64, rms: float) -> tuple[float, float, int, float]:
-    """t of the most shifted channel, its shift over the tensor's root mean square, which channel
-    that is, and the root mean square of all t.
+    """t of the most shifted channel, its shift over the tensor's root mean square, its index, and
+    the root mean square of t over all channels.
     """
     n = q.shape[0]
     if n < _FEWEST_ROWS:
@@ -216,8 +217,9 @@ def _by_value(q: F64, d: F64, ranges: Ranges, rms: float) -> tuple[float, float]
 
 
 def value_ranges(r: F64) -> Ranges:
-    """Which of 24 ranges of the value each element lies in, about as many elements in each: the
-    bounds are quantiles of a sample. Equal values share a range. Empty where elements are few.
+    """For each element the index of its range of values, 0..23. The bounds are quantiles of a
+    sample, so the ranges hold about equally many elements; equal values share a range. Empty where
+    there are few elements.
     """
     if r.size < 40 * STRUCTURE_BINS:
         return np.empty(0, np.intp)
@@ -232,8 +234,8 @@ def value_ranges(r: F64) -> Ranges:
 
 
 def _error(own: F64, common: float, n: F64 | int) -> F64:
-    """Standard errors of means of n elements with the variance `own`. Elements that happen to be
-    exact have no variance of their own: half of that of all elements (`common`) is the least.
+    """Standard errors of means of n elements with the variance `own`. The variance counts as at
+    least half of that of all elements (`common`), because a group may be exact by chance.
     """
     variance = np.maximum(np.maximum(own, (own + common) / 2), _TINY)
     error: F64 = np.sqrt(variance / n)

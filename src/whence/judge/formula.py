@@ -1,7 +1,8 @@
-"""Two programs that compute different functions: by how much, and what that makes of a verdict.
+"""Finds that two programs compute different functions: how much their results differ, and the
+effect on a verdict.
 
-In float64 two ways to write one formula agree to some 1e-15, so what programs differ by there is no
-rounding, however small it is beside that of the target's dtype.
+In float64 two ways to write one formula agree to about 1e-15. A larger difference there is not
+rounding, however small it is beside the rounding of the target's dtype.
 """
 
 from __future__ import annotations
@@ -15,9 +16,9 @@ from whence.results import CauseKind, Confidence, Evidence, Verdict, VerdictKind
 
 @dataclass(frozen=True, slots=True)
 class FormulaDifference:
-    """error: relative 2-norm of what the results of two programs in float64 differ by, on the
-    target's inputs. limit: what a correct target may differ by. unit_roundoff: of the target's
-    output.
+    """A difference between the functions of two programs. error: relative 2-norm of the difference
+    between their results in float64, on the target's inputs. limit: what a correct target may
+    differ by. unit_roundoff: of the target's output.
     """
 
     slot: str
@@ -27,12 +28,12 @@ class FormulaDifference:
 
     @property
     def is_fault(self) -> bool:
-        """Is it more than a correct target may have?"""
+        """Whether the difference is larger than a correct target may have."""
         return self.error > self.limit
 
     @property
     def score(self) -> float:
-        """How many times the limit."""
+        """The error over its limit."""
         return self.error / self.limit
 
 
@@ -44,12 +45,13 @@ def formula_difference(
     *,
     only_constants: bool,
 ) -> FormulaDifference | None:
-    """The difference where it is one of formulas and not of float64, else None.
+    """The difference, if it comes from the formulas and not from float64; else None.
 
-    error: as in `FormulaDifference`. own_rounding: what the target's program differs by from its
-    own result in float64. only_constants: the programs are alike but for numbers in them, which are
-    exact. Written otherwise, they may hold the same number to seven digits (log2 e, the root of
-    2/pi), so more is asked: `limits.effect`, or `limits.certain` times the program's own rounding.
+    error: as in `FormulaDifference`. own_rounding: the difference between the target's program and
+    its own result in float64. only_constants: the programs are alike except for numbers in them,
+    which are exact. Programs written differently may hold the same number to seven digits (log2 e,
+    the root of 2/pi), so their limit is higher: `limits.effect`, or `limits.certain` times the
+    program's own rounding.
     """
     limit = LIMITS.formula * unit_roundoff
     if error > limit and not only_constants:
@@ -61,9 +63,9 @@ def formula_difference(
 
 
 def of_formula(verdict: Verdict, difference: FormulaDifference, words: str) -> Verdict:
-    """The verdict of a call whose error passes for rounding and whose program computes another
-    function: a fault, or a remark where only constants differ and hardly matter here. words: what
-    its code does otherwise.
+    """The verdict of a call whose error could be rounding but whose program computes another
+    function: a fault, or a remark where only constants differ and the effect is small. words: how
+    its code differs.
     """
     if not difference.is_fault:
         return verdict.replace(

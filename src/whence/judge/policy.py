@@ -1,5 +1,5 @@
-"""What a user declares beforehand: which calls may differ, and how. Read from TOML or YAML; no
-framework, no data.
+"""Differences that a user declares in advance: which calls may differ, and how. Read from TOML or
+YAML; no framework, no data.
 
     [[allow]]
     module = "model.layers.*"     # glob over the module path ("*" also crosses dots), or /regular expression/; or a list of them
@@ -7,8 +7,8 @@ framework, no data.
     declare = "quantisation"
     weights = { bits = 8, per = "channel" }
 
-An entry selects calls and declares one thing of them. Several entries may meet in one call: those
-of different kinds add up, of one kind the last counts.
+An entry selects calls and declares one kind of difference for them. If several entries apply to one
+call, those of different kinds add up, and of one kind the last counts.
 """  # noqa: E501
 
 from __future__ import annotations
@@ -102,11 +102,13 @@ class Entry:
     why: str = ""
 
     def covers(self, scope: str, op_types: Sequence[str]) -> bool:
-        """Does this entry speak of a call of this module path and any of these operator types?"""
+        """Whether this entry applies to a call with this module path and one of these operator
+        types.
+        """
         return _fits(self.module, (scope,)) and _fits(self.op, op_types)
 
     def covers_slot(self, slot: str) -> bool:
-        """Does it speak of this slot ("output.0") of the calls it covers?"""
+        """Whether the entry applies to this slot ("output.0") of the calls it covers."""
         return _fits(self.slot, (slot,))
 
     def __str__(self) -> str:
@@ -130,7 +132,7 @@ class Entry:
 
     @property
     def selection(self) -> str:
-        """Which calls, in words, for messages."""
+        """The selected calls in words, for messages."""
         parts = [
             f"{name} {', '.join(pattern)}"
             for name, pattern in (("module", self.module), ("op", self.op))
@@ -141,7 +143,7 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """What may differ. path: where it was read from, for messages."""
+    """All declared differences. path: the file they were read from, for messages."""
 
     entries: tuple[Entry, ...] = ()
     path: str = "<policy>"
@@ -150,7 +152,7 @@ class Policy:
     )
 
     def of(self, scope: str, op_types: Sequence[str]) -> dict[str, Entry]:
-        """The entries that speak of a call, by kind; the last of each kind."""
+        """The entries that apply to a call, by kind; of several of one kind the last."""
         key = (scope, tuple(op_types))
         entries = self._seen.get(key)
         if entries is None:
@@ -160,8 +162,8 @@ class Policy:
         return entries
 
     def check(self, calls: Sequence[tuple[str, Sequence[str]]]) -> None:
-        """calls: (module path, operator types) of every paired call. Raises UsageError for an entry
-        that selects none of them.
+        """Raise UsageError for an entry that selects no call. calls: (module path, operator types)
+        of every paired call.
         """
         distinct = dict.fromkeys((scope, tuple(ops)) for scope, ops in calls)
         for entry in self.entries:
@@ -181,8 +183,8 @@ class Policy:
 
 
 def load(path: str | os.PathLike[str]) -> Policy:
-    """A policy from a file, .toml, .yaml or .yml. Raises UsageError saying where and what is known
-    instead.
+    """Read a policy from a .toml, .yaml or .yml file. Raises UsageError with the place and the
+    accepted values.
     """
     place = Path(path)
     suffix = place.suffix.lower()
@@ -273,7 +275,7 @@ def _entry(item: Any, number: int, path: str) -> Entry:
 
 
 def _check_tolerance(item: Mapping[str, Any], entry: Entry, where: str) -> None:
-    """Raise UsageError unless the entry says one limit."""
+    """Raise UsageError unless the entry gives exactly one limit."""
     limits = [k for k in ("rel_l2", "ignore") if k in item] + (
         ["rtol, atol"] if "rtol" in item or "atol" in item else []
     )
@@ -361,7 +363,7 @@ def _nearest(entry: Entry, scopes: Sequence[str], ops: Sequence[str]) -> str:
     return next((n for n in near if n), "")
 
 
-# Values of a policy file: read, or refused with a sentence that says what they may be.
+# Read values of a policy file; a refused value is answered with the accepted ones.
 
 
 def suggestion(word: Any, among: Sequence[str]) -> str:

@@ -1,7 +1,7 @@
-"""How large a fault of each kind would have been named at an output that passed: what makes `same`
-worth something.
+"""Computes how large a fault of each kind would have been named at an output that passed, so that a
+verdict `same` can be weighed.
 
-Each size is where the statistic of that kind meets its limit, given the noise that was seen there;
+Each size is where the statistic of that kind meets its limit, given the noise that was measured;
 all are relative to the tensor (docs/verdicts.md, "What would have been named").
 """
 
@@ -16,24 +16,26 @@ from whence.judge.replay_error import ReplayError
 from whence.results import Verdict
 
 _STEP = 1.5
-"""Unit roundoffs between neighbouring numbers, on average over where they lie."""
+"""Average distance between neighbouring numbers, in unit roundoffs."""
 SCALE, CHANNEL, ELEMENT, NOISE = "scale", "channel", "element", "noise"
 KINDS = (SCALE, CHANNEL, ELEMENT, NOISE)
-"""Everything times a constant; one channel plus a constant; one element off; an error without a
+"""A factor on everything; a constant added to one channel; one element off; an error without a
 pattern. Sizes of the last three are in units of the tensor's root mean square.
 """
 
 
 def without_visible(verdict: Verdict) -> Verdict:
-    """The verdict without such sizes, where it is no longer based on what they follow from."""
+    """The verdict without these sizes, for a verdict that is no longer based on the figures they
+    follow from.
+    """
     numbers = {k: n for k, n in verdict.numbers.items() if not k.startswith("visible_")}
     return verdict.replace(numbers=numbers)
 
 
 def visible(local: ReplayError) -> dict[str, float]:
-    """By kind, the smallest fault that would have been named at this output; {} where figures say
-    nothing of it: integers, stretches of which only the ends are seen, and outputs of zeros and
-    filling alone, which have no size that a fault could be relative to.
+    """By kind, the smallest fault that would have been named at this output; {} where its figures
+    cannot tell: integers, stretches of which only the ends are recorded, and outputs of zeros and
+    fill values alone, which have no size to which a fault could be relative.
     """
     if local.whole or not local.u or not local.count or not math.isfinite(local.element_rel):
         return {}
@@ -41,7 +43,7 @@ def visible(local: ReplayError) -> dict[str, float]:
     largest = LIMITS.precision_rho if is_half else LIMITS.rho
     noise = _beyond(local, largest)
     element = noise_model.ELEMENT[is_half].limit(local.outputs) * local.element_rel
-    # Everything that has a size is seen by its size: one channel of n has 1 / sqrt(n) of it.
+    # The total size reveals every kind of fault: one channel of n has 1 / sqrt(n) of it.
     channels = local.count // local.rows if local.rows > 1 else 1
     channel = min(noise * math.sqrt(channels), element)
     sizes = {SCALE: noise, CHANNEL: channel, ELEMENT: element, NOISE: noise}
@@ -52,7 +54,9 @@ def visible(local: ReplayError) -> dict[str, float]:
 
 
 def _beyond(local: ReplayError, largest: float) -> float:
-    """The 2-norm of an unrelated error that takes the error to so many times the floor."""
+    """2-norm of an unrelated error that would raise the total error to `largest` times the
+    floor.
+    """
     return math.sqrt(max(0.0, (largest * local.floor_rel) ** 2 - local.error_rel**2))
 
 
@@ -71,10 +75,10 @@ def _channel(local: ReplayError) -> float:
 
 
 def _above(size: float, t: float, u: float, count: int) -> float:
-    """The fault d at which d = size + t sqrt(step d / count).
+    """The fault d for which d = size + t sqrt(step d / count).
 
-    Where nothing differs yet, a fault shows in the elements that it makes round otherwise: by a
-    step of 2 u or 1 u with a chance of d / step each, so that it brings its own noise.
+    Where nothing differs yet, a fault shows in the elements that it makes round differently: by a
+    step of 2 u or 1 u, each with a probability of d / step, so it brings its own noise.
     """
     root = t * math.sqrt(_STEP * u / count)
     return ((root + math.sqrt(root * root + 4 * size)) / 2) ** 2

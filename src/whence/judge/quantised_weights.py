@@ -1,9 +1,9 @@
-"""Quantised weights as a target holds them: codes and scales found among its parameters, or read
-off the values, and checked.
+"""Checks quantised weights: the codes and scales that a target stores among its parameters, or that
+were read off the values of a weight.
 
 A weight w quantised with scale s and zero point z has the code rint(w/s) + z. Given w, the codes
 bound each scale: s lies between w/(c - z + 1/2) and w/(c - z - 1/2) for every weight that shares
-it. So a wrong scale is told from wrong codes, and its size is known to within the width of that
+it. So a wrong scale can be told from wrong codes, and its size is known to within the width of that
 interval.
 """
 
@@ -30,8 +30,8 @@ _SHIFTS = (1, -1, 2, -2, 3, -3, 4, -4)
 
 @dataclass(frozen=True, slots=True)
 class Checked:
-    """Is a stored weight the reference's, quantised? sentence: "" when it is. free: codes are not
-    the nearest, but near.
+    """Result of the check whether a stored weight is the reference's weight, quantised. sentence:
+    what is wrong, "" if nothing. free: the codes are near, but often not the nearest.
     """
 
     sentence: str
@@ -40,12 +40,12 @@ class Checked:
 
 
 def check(reference: Array, stored: Stored, *, declared: Scheme | None = None) -> Checked:
-    """Are the codes the reference's weight, quantised with these scales, to within half a step?
-    Says which scale or code is not.
+    """Check that the codes are the reference's weight, quantised with the stored scales, to within
+    half a step, and say which scale or code is not.
 
-    declared: the scheme it should be; codes of more bits, or scales for other parts, contradict it.
-    rounding "free" lets codes lie up to one step off. Without a scheme, codes that are often not
-    the nearest count as optimised (`free`).
+    declared: the scheme that was declared; codes of more bits, or scales for other parts of the
+    weight, contradict it. Its rounding "free" allows codes up to 2.5 steps off. Without a scheme,
+    weights with many codes that are not the nearest count as optimised (`free`).
     """
     contradiction = _contradiction(stored, declared) if declared is not None else ""
     if contradiction:
@@ -85,8 +85,8 @@ def check(reference: Array, stored: Stored, *, declared: Scheme | None = None) -
 
 
 def _beyond(t: F64, k: F64, off: F64, half: F64 | float, stored: Stored) -> tuple[Bools, Bools]:
-    """(codes further than half a step from where the weight is, codes at an end whose weight lies
-    outside).
+    """(codes further than half a step from their weight, codes at an end of their range whose
+    weight lies outside it).
     """
     if bool((off <= half + 1e-3).all()):
         nowhere = np.zeros(off.shape, dtype=bool)
@@ -94,13 +94,12 @@ def _beyond(t: F64, k: F64, off: F64, half: F64 | float, stored: Stored) -> tupl
     tolerance = half + 1e-3 + 2 * stored.u * np.abs(np.where(np.isfinite(t), t, 0.0))
     low, high = stored.ends
     outward = ((stored.codes >= high) & (t > k)) | ((stored.codes <= low) & (t < k))
-    if not stored.where:  # codes read off values: the ends are whatever was reached
+    if not stored.where:  # codes read off values: the ends are the extremes that occur
         axes = tuple(a for a in range(k.ndim) if stored.scale.shape[a] == 1)
         outward = ((k >= k.max(axes, keepdims=True)) & (t > k)) | (
             (k <= k.min(axes, keepdims=True)) & (t < k)
         )
-    # The ends are where values are clipped: a zero point that was rounded moves the range by up to
-    # one step.
+    # Values are clipped at the ends, and rounding a zero point moves the range by up to one step.
     return off > np.where(outward, tolerance + 0.5, tolerance), outward
 
 
@@ -110,14 +109,14 @@ def _contradiction(stored: Stored, declared: Scheme) -> str:
         return f"is stored as {scheme}, declared is {declared}"
     if scheme.format == "int" and scheme.bits > declared.bits:
         return f"has codes of {scheme.bits} bits, declared are {declared.bits}"
-    # Equal scales everywhere are a finer scheme's special case.
+    # A finer scheme with equal scales everywhere is the declared, coarser one.
     order = ("tensor", "channel", "group")
     if (scheme.per, scheme.axis, scheme.group) != (
         declared.per,
         declared.axis,
         declared.group,
     ) and (stored.where or order.index(scheme.per) >= order.index(declared.per)):
-        # A single row, or one group a row, looks alike either way.
+        # A single row, or one group per row, looks the same either way.
         if stored.scale.size == 1 or (
             declared.per == "group"
             and scheme.per == "channel"
@@ -148,13 +147,14 @@ def _half_steps(stored: Stored) -> F64 | float:
 def _against_rule(
     w: F64, stored: Stored, k: F64, numbers: dict[str, float | None], *, lenient: bool, beyond: bool
 ) -> str:
-    """Scales that are not what the largest weight gives, in words, where the codes say that it
-    chose them; "" otherwise.
+    """Names scales that deviate from the rule that the other scales and the codes follow; "" for
+    none.
 
-    A scale is nearly always max|w| over the largest code, or over half the number of steps. Which
-    one shows in the codes, which are made before anything can happen to the scale. lenient: scales
-    that are all somewhat off, each by another factor, were fitted. beyond: some code is not the
-    nearest; if all are, only a few scales that leave the rule of the others can be wrong.
+    A scale is nearly always max|w| over the largest code, or over half the number of steps. The
+    codes show which rule was used, because they are made before anything can happen to the stored
+    scale. lenient: scales that all deviate by different factors count as fitted, not wrong. beyond:
+    whether some code is not the nearest; without one, only a few scales that deviate from the rule
+    of the others can be wrong.
     """
     if stored.zero.any():
         return ""
@@ -212,7 +212,7 @@ def _moved(
     for axis in (a for a in range(wrong.ndim) if stored.scale.shape[a] > 2):
         for by in _SHIFTS:
             back = int(np.count_nonzero(wrong & fits(np.roll(stored.scale, -by, axis))))
-            # The rows at the ends may have been filled in another way.
+            # The rows at the ends may have been filled differently.
             if back > max(2, 0.9 * many - abs(by)):
                 noun = (
                     "group"
@@ -253,7 +253,7 @@ def _story(
     outward: Bools,
     numbers: dict[str, float | None],
 ) -> str:
-    """A wrong scale or zero point in words, "" when the codes themselves are what differs."""
+    """Names a wrong scale or zero point in words; "" when the codes themselves differ."""
     axes = tuple(a for a in range(w.ndim) if stored.scale.shape[a] == 1)
     inside, outside = (
         np.abs(k) - half - 1e-3,
@@ -342,5 +342,5 @@ def _codes_said(w: F64, t: F64, stored: Stored, beyond: Bools, count: int) -> st
 
 
 def looks_like(stored: Stored, checked: Checked) -> Scheme:
-    """The scheme to declare for a weight as it is stored."""
+    """The scheme that a user would declare for a weight as it is stored."""
     return replace(stored.scheme, rounding="free" if checked.free else "nearest")

@@ -1,4 +1,6 @@
-"""The codes and scales that a file stores of a quantised weight, or that its values lie on."""
+"""Finds the codes and scales of a quantised weight: stored as such in a file, or as a grid on which
+its values lie.
+"""
 
 from __future__ import annotations
 
@@ -22,11 +24,11 @@ _GROUPS = (256, 128, 64, 32, 16)
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """A quantised weight. codes: in the shape of `grouped`, float64; scale, zero: broadcast over
-    it. u: the scale's unit roundoff.
+    """A quantised weight. codes: float64, in groups as the scales require. scale, zero: broadcast
+    over the codes. u: the scale's unit roundoff.
 
-    shape: the weight's own. scheme: what it is, from shapes and values. where: the target's slots
-    it was read from; () when read off the values of a weight that is kept in floating point.
+    shape: of the weight itself. scheme: read from shapes and values. where: the target's slots it
+    was read from; () when read off the values of a floating weight.
     """
 
     shape: tuple[int, ...]
@@ -38,13 +40,13 @@ class Stored:
     where: tuple[str, ...] = ()
 
     def dequantised(self) -> F64:
-        """(code - zero point) scale, in the weight's shape."""
+        """(code - zero point) * scale, in the weight's shape."""
         out: F64 = ((self.codes - self.zero) * self.scale).reshape(self.shape)
         return out
 
     @property
     def ends(self) -> tuple[float, float]:
-        """Smallest and largest code there could be."""
+        """The smallest and the largest code of the scheme."""
         if self.scheme.format != "int":
             top = 448.0 if self.scheme.format == "e4m3" else 57344.0
             return -top, top
@@ -57,13 +59,13 @@ class Stored:
 def stored(
     reference: Array, parameters: Mapping[str, Array], slot: str, *, axis: int = 0
 ) -> Stored | None:
-    """The quantised form of the reference's parameter `slot` among the target's parameters of the
-    same call; None without one.
+    """The quantised form of the reference's parameter `slot`, found among the target's parameters
+    of the same call; None without one.
 
-    reference: the float weight, at least 2-D. parameters: the target's, by slot. axis: which one
-    has the scales where both fit. Codes are integers or 8-bit floats, as many as weights (or packed
-    two or four to a byte); scales are floating, one for all, for each channel or for each group
-    along the last axis.
+    reference: the float weight, at least 2-D. parameters: the target's, by slot. axis: preferred
+    axis of the scales, where two fit. Codes are integers or 8-bit floats, as many as weights (or
+    packed two or four to a byte). Scales are floating: one for all, or one for each channel or for
+    each group along the last axis.
     """
     prefix = slot + "."
     inner = {s: a for s, a in parameters.items() if s.startswith(prefix)}
@@ -124,8 +126,8 @@ def _assemble(reference: Array, parameters: Mapping[str, Array], axis: int) -> S
 
 
 def _codes(reference: Array, array: Array, form: str) -> Iterator[tuple[F64, int]]:
-    """(codes in the reference's shape, bits of a packed one or 0), in every order they may lie
-    in.
+    """Yields (codes in the reference's shape, their bits if packed, else 0), for every order in
+    which they may be stored.
     """
     if array.size == reference.size:
         wide: F64 = array.astype(np.float64)
@@ -153,15 +155,15 @@ def _codes(reference: Array, array: Array, form: str) -> Iterator[tuple[F64, int
 
 
 def _shaped(codes: F64, scale: Array, axis: int) -> tuple[F64, F64, str, int, int] | None:
-    """(codes, scale that broadcasts over them, per, axis, group), None when the scale fits no
-    way.
+    """(codes, scale that broadcasts over them, per, axis, group); None when the scale fits no axis
+    or group.
     """
     s: F64 = scale.astype(np.float64)
     rows, last = codes.shape[0], codes.shape[-1]
     if s.size == 1:
         return codes, s.reshape((1,) * codes.ndim), "tensor", 0, 0
     fits = [a for a in (axis, *range(codes.ndim)) if a < codes.ndim and s.size == codes.shape[a]]
-    # A scale with its own axes kept says which one it is for.
+    # A scale that kept its axes of extent one shows the axis it is for.
     exact = [a for a in fits if s.ndim == codes.ndim and s.shape[a] == s.size]
     for along in exact or fits:
         return (
@@ -197,8 +199,8 @@ def _zeros(
     scale: Array,
     s: F64,
 ) -> Iterator[tuple[str, F64]]:
-    """(slot, zero point in codes) as it may be: none, or a parameter of the scale's size; a
-    floating shift is in units of the weight.
+    """Yields candidates (slot, zero point in codes): none, or a parameter with the size of the
+    scale; a floating one may also be in units of the weight.
     """
     named = [
         k
@@ -237,23 +239,25 @@ def _u(scale: Array) -> float:
 
 
 def norm(x: Array) -> float:
-    """2-norm in float64 without BLAS, whose threads spin for milliseconds on a busy machine."""
+    """2-norm in float64 without BLAS, whose threads would spin for milliseconds on a busy
+    machine.
+    """
     wide = np.asarray(x, dtype=np.float64).reshape(-1)
     return math.sqrt(float(np.einsum("i,i->", wide, wide)))
 
 
 def on_a_grid(weight: Array, *, axis: int = 0) -> Stored | None:
-    """A floating weight whose values are whole multiples of one step per tensor, channel or group,
-    of at most 256 levels; else None.
+    """The codes of a floating weight whose values are multiples of one step per tensor, channel or
+    group, with at most 256 levels; None for other weights.
 
     weight: at least 2-D, real, 32 bits or wider (rounding to 16 bits hides a grid). The step is the
-    smallest difference of two values that share it, or half, a third or a quarter of that.
+    smallest difference of two values that share it, or a half, a third or a quarter of that.
     """
     kind = dtypes.of(weight)
     if weight.ndim < 2 or kind.kind != "float" or kind.bits < 32 or not np.isfinite(weight).all():
         return None
     wide: F64 = weight.astype(np.float64)
-    # A few rows decide cheaply; no more is looked at when they have no grid.
+    # A few rows decide cheaply; where they have no grid, no more rows are read.
     few = np.moveaxis(wide, axis, 0)[:4]
     last = few.shape[-1]
     if _steps(few.reshape(few.shape[0], -1)) is None and not any(
@@ -294,7 +298,9 @@ def on_a_grid(weight: Array, *, axis: int = 0) -> Stored | None:
 
 
 def _steps(rows: F64) -> tuple[F64, F64] | None:
-    """(whole multiples, step of each row) when every row lies on a grid of at most 256 levels."""
+    """(multiples, step of each row) when every row lies on a grid of at most 256 levels; else
+    None.
+    """
     if rows.shape[1] < WEIGHT_GRID_VALUES:
         return None
     largest = np.abs(rows).max(1)
@@ -312,8 +318,8 @@ def _steps(rows: F64) -> tuple[F64, F64] | None:
         step = first[open_rows] / parts
         some = rows[open_rows]
         whole = np.rint(some / step[:, None])
-        # The smallest gap carries the rounding of two values; all values together give the step far
-        # better.
+        # The smallest gap contains the rounding of two values; all values together give the step
+        # much more precisely.
         power = (whole * whole).sum(1)
         step = np.where(power > 0, (some * whole).sum(1) / np.where(power > 0, power, 1.0), step)
         whole = np.rint(some / step[:, None])
@@ -331,7 +337,7 @@ def _steps(rows: F64) -> tuple[F64, F64] | None:
 
 
 def _levels(multiples: F64) -> tuple[int, bool]:
-    """(bits, symmetric) of a grid's multiples: with a zero point of its own for each part where
+    """(bits, symmetric) of a grid's multiples; asymmetric, with a zero point for each part, where
     that needs fewer bits.
     """
     low, high = float(multiples.min()), float(multiples.max())
