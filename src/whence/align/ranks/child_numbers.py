@@ -1,8 +1,8 @@
-"""One numbering for the calls that a module makes, where its ranks make different ones.
+"""Numbers the calls below a module the same way on all ranks, where ranks call different children.
 
-Slots and operations of a backward pass name the calls of a module by their place ("2:output.0",
-"backward of 2"). Ranks with other layers or experts than their neighbours count differently: in the
-joined run every call has one place.
+Slots and operations of a backward pass name the children of a module by their position
+("2:output.0", "backward of 2"). Ranks with other layers or experts than their neighbours count
+differently; in the joined run every child has one position.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _NO_PROGRAM = "its ranks call different modules"
 
 
 def number_children(side: Side) -> None:
-    """Give all calls below a call the places that they have over all ranks of a side."""
+    """Renumber the children of every call by their positions over all ranks of a side."""
     if len(side.ranks) < 2:
         return
     below: dict[int, list[Call]] = defaultdict(list)
@@ -38,8 +38,8 @@ def number_children(side: Side) -> None:
 
 
 def _places(side: Side, below: dict[int, list[Call]]) -> dict[int, dict[int, int]]:
-    """By id of a call: of the place of each call below it, its place over all ranks. Only where the
-    ranks differ.
+    """By id of a call: position of each child on its rank -> position over all ranks. Only for
+    calls whose ranks have different children.
     """
     places: dict[int, dict[int, int]] = {}
     for group in side.groups.values():
@@ -60,8 +60,8 @@ def _name(side: Side, call: Call) -> Key:
 
 
 def merged(lists: Sequence[Sequence[Key]]) -> list[Key]:
-    """Several lists as one in which each keeps its order: what only a later list has stands before
-    the next that all have.
+    """Merges several lists into one in which each keeps its order. Items that only a later list has
+    come before the next item in common.
     """
     whole: list[Key] = []
     for names in lists:

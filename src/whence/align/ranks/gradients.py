@@ -1,8 +1,8 @@
-"""How gradients lie on ranks that each have a loss of their own.
+"""How gradients are distributed over ranks that each compute their own loss.
 
-Where the loss of the whole is the mean of n losses, each rank differentiates its own: what it has
-of a gradient is n times its part, until the ranks take the mean over their gradients. An optimiser
-takes gradients that the ranks are done with, or should be.
+Where the loss of the whole model is the mean of n losses, each rank differentiates its own: its
+gradient is n times its part of the whole, until the ranks average their gradients. An optimiser
+reads gradients that the ranks have averaged, or should have.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from whence.records.training import is_sum as _is_sum_of
 
 
 def layout_at(groups: RankGroups, side: Side, key: Key, slot: str) -> Layout:
-    """How a tensor lies on the ranks where a call reads or makes it, () on one rank."""
+    """How a tensor is distributed over the ranks where a call reads or makes it; () on one rank."""
     base = groups.layouts_at.get((side.name, key, slot))
     if base is None:
         base = groups.layouts.get((side.name, side.holders(key, slot)[1]), ())
@@ -28,7 +28,9 @@ def layout_at(groups: RankGroups, side: Side, key: Key, slot: str) -> Layout:
 
 
 def as_seen(groups: RankGroups, side: Side, key: Key, slot: str, layout: Layout) -> Layout:
-    """A layout of a tensor as it counts for one call."""
+    """The layout that counts for one call: gradients read by an optimiser count as added up, and
+    gradients of ranks with their own losses as means.
+    """
     if is_taken(key[3], key[5], slot):
         is_said = bool(side.placements(key, slot))
         return done(layout) if is_sum(layout) and not is_said else layout
@@ -36,13 +38,13 @@ def as_seen(groups: RankGroups, side: Side, key: Key, slot: str, layout: Layout)
     if divisor(loss) == 1 or not is_left(key[3], key[5], slot):
         return layout
     if any(_parts_losses(p.ranks, side.ranks, loss) for p in side.placements(key, slot)):
-        return layout  # the program says it of ranks that have losses of their own
+        return layout  # the program states it for ranks that have their own losses
     return _of_means(layout, loss, len(side.holders(key, slot)[1]))
 
 
 def _parts_losses(mesh: Sequence[int], ranks: Sequence[int], loss: Layout) -> bool:
-    """Do ranks of a mesh have other losses than each other, or is a loss's layout not over all
-    ranks?
+    """Whether ranks of a mesh have different losses, or the layout of the loss does not cover all
+    ranks.
     """
     order = sorted(ranks)
     if math.prod(level.size for level in loss) != len(order):
@@ -58,18 +60,18 @@ def _parts_losses(mesh: Sequence[int], ranks: Sequence[int], loss: Layout) -> bo
 
 
 def is_gradient(key: Key, slot: str) -> bool:
-    """Is this tensor a gradient?"""
+    """Whether this tensor is a gradient."""
     return is_left(key[3], key[5], slot) or is_taken(key[3], key[5], slot)
 
 
 def divisor(layout: Layout) -> int:
-    """How many times too large the ranks' parts are."""
+    """The factor by which the sum of the ranks' parts is too large."""
     return math.prod(level.divisor for level in layout)
 
 
 def is_loss(side: Side, key: Key, slot: str) -> bool:
-    """Is it a number that a model, or the code behind it, returns to begin a backward pass at, or
-    one that this code reads?
+    """Whether a tensor is a scalar that a model, or the code of a loss after it, returns, where a
+    backward pass can begin.
     """
     if not is_output(slot):
         return False
@@ -80,16 +82,16 @@ def is_loss(side: Side, key: Key, slot: str) -> bool:
 
 
 def note_loss(groups: RankGroups, side: Side, key: Key, slot: str) -> None:
-    """Remember how the loss lies on the ranks, once it is known."""
+    """Record how the loss is distributed over the ranks, once that is known."""
     if is_loss(side, key, slot) and key[3] == "forward":
         layout = groups.layouts.get((side.name, side.holders(key, slot)[1]), ())
         groups.losses.setdefault((side.name, key[0]), layout)
 
 
 def _loss_behind(groups: RankGroups, side: Side, key: Key) -> Layout:
-    """How the loss that a call's gradients come from lies on the ranks. Where its root returns no
-    loss, as a model in front of `nn.CrossEntropyLoss()`, it is that of the other roots if these
-    agree, and () if not.
+    """How the loss is distributed from which a call's gradients come. Where the call's root returns
+    no loss (a model before `nn.CrossEntropyLoss()`), the layout of the other roots' losses if these
+    agree, else ().
     """
     own = groups.losses.get((side.name, key[0]))
     if own is not None:
@@ -99,8 +101,8 @@ def _loss_behind(groups: RankGroups, side: Side, key: Key) -> Layout:
 
 
 def is_of_own_loss(groups: RankGroups, side: Side, key: Key, slot: str) -> bool:
-    """Is it the gradient of a parameter that a call makes where ranks have losses of their own?
-    What differs on the ranks is then parts of a sum, also where the sum is next to nothing and its
+    """Whether a tensor is a parameter's gradient, made by a call where ranks have their own losses.
+    What differs between the ranks is then parts of a sum, even where the sum is nearly zero and its
     rounding fits no layout (the bias of keys in an attention).
     """
     is_made = key[3] == BACKWARD and slot.startswith("output.grad.param.")
@@ -108,8 +110,8 @@ def is_of_own_loss(groups: RankGroups, side: Side, key: Key, slot: str) -> bool:
 
 
 def is_possible(groups: RankGroups, side: Side, key: Key, slot: str, layout: Layout) -> bool:
-    """May a number lie like this? A mean is one of numbers that ranks made from pieces of their
-    own, or from such a number; where these differ, none stands for all.
+    """Whether a scalar may be distributed like this. A mean needs scalars that ranks computed from
+    pieces of their own, or from such scalars; where these differ, no single one stands for all.
     """
     place = side.name, side.holders(key, slot)[1]
     inputs = (groups.layouts.get((side.name, side.holders(key, s)[1]), ()) for s in side.slots(key))
@@ -124,8 +126,9 @@ def is_possible(groups: RankGroups, side: Side, key: Key, slot: str, layout: Lay
 
 
 class PartialGradients:
-    """What becomes of gradients of which each rank has a part: where no loss of its own makes them
-    parts, a backward pass adds them up before it returns to code that ranks run alike.
+    """Decides what happens to gradients of which each rank has a part. Unless the ranks' own losses
+    make them parts, a backward pass must add them up before it returns to code that all ranks run
+    alike.
     """
 
     def __init__(self, groups: RankGroups, side: Side) -> None:
@@ -138,7 +141,7 @@ class PartialGradients:
                         self._readers[side.name, side.holders(key, slot)[1]].append(key)
 
     def is_reduced(self, place: Place) -> bool:
-        """Are the parts added up, or meant to stay parts until the optimiser's step?"""
+        """Whether the parts are added up, or meant to stay parts until the optimiser's step."""
         groups, side = self._groups, self._side
         key, slot = groups.first[place]
         loss = _loss_behind(groups, side, key)
@@ -165,14 +168,14 @@ class PartialGradients:
 
 
 def done(layout: Layout) -> Layout:
-    """The layout of what the ranks have added up."""
+    """The layout after the ranks have added up their parts."""
     return tuple(
         Level("replicated", level.size) if level.how == "sum" else level for level in layout
     )
 
 
 def _of_means(layout: Layout, loss: Layout, ranks: int) -> Layout:
-    """The layout of what was differentiated from losses of which the mean is the whole's."""
+    """The layout of gradients of losses whose mean is the loss of the whole."""
     if ranks != math.prod(level.size for level in loss):
         parts = [level for level in layout if level.how != "replicated"]
         if ranks > 1 and not parts:
@@ -185,8 +188,8 @@ def _of_means(layout: Layout, loss: Layout, ranks: int) -> Layout:
 
 
 def _aligned(layout: Layout, loss: Layout) -> Iterator[tuple[Level, int]]:
-    """The levels of a layout, those that the loss has in two cut in two, with the divisor of the
-    loss there. Pieces in an order of their own stay in one.
+    """The levels of a layout, cut where the loss's levels are cut, with the loss's divisor at each.
+    Pieces in an order of their own are not cut.
     """
     if len(layout) == 1 and len(loss) > 1 and layout[0].how in ("cat", "sum", "replicated"):
         layout = tuple(replace(layout[0], size=level.size) for level in loss)

@@ -1,4 +1,6 @@
-"""Groups of calls of one name on several ranks, and what is known of how their tensors lie."""
+"""Groups of calls of one name on several ranks, and how their tensors are distributed over the
+ranks.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,7 @@ from whence.records import Call, Placement, Record, Ref, Run
 from whence.records.slots import is_input, is_output, is_param, slot_kind
 from whence.records.training import BACKWARD, LOSS
 
-# replicas that far apart, of 16-bit floats or wider ones, differ by rounding
+# relative distance of replicas that rounding explains, for 16-bit floats and for wider ones
 _ROUNDING = {True: 2e-2, False: 1e-4}
 
 Key = tuple[Any, ...]  # of a call, without its rank
@@ -29,7 +31,9 @@ Place = tuple[str, tuple[int, ...]]  # a side, and the records of its ranks that
 
 
 class Side:
-    """A run's calls. groups: key without rank -> rank -> call. stage: of a rank in a pipeline."""
+    """The calls of one run. groups: key without rank -> rank -> call. stage: pipeline stage of each
+    rank.
+    """
 
     def __init__(self, name: str, run: Run) -> None:
         self.name, self.run = name, run
@@ -71,7 +75,7 @@ class Side:
         )
 
     def _most_ranks(self) -> dict[int, tuple[Key, str]]:
-        """By record, a call and slot of it that the most ranks have."""
+        """By record, the call and slot that the most ranks have for it."""
         homes: dict[int, tuple[Key, str]] = {}
         for key in sorted(self.groups, key=lambda k: -len(self.groups[k])):
             for call in self.groups[key].values():
@@ -80,7 +84,9 @@ class Side:
         return homes
 
     def view(self, rank: int, whole: Mapping[tuple[Key, str], Record]) -> Run:
-        """One rank's calls as a run without elements. whole: records of tensors in pieces."""
+        """The calls of one rank as a run without elements. whole: records that stand for tensors in
+        pieces.
+        """
         calls = [c for c in self.calls if c.rank == rank]
         place = {c.id: i for i, c in enumerate(calls)}
         first = len(self.run.records)
@@ -114,8 +120,8 @@ class Side:
         return Derived(self.run, (), records, viewed)
 
     def holders(self, key: Key, slot: str) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """(ranks, records) of a slot of a joined call. A call of all stages of a pipeline is given
-        what the first is, and returns what the last does.
+        """(ranks, records) that hold a slot of a joined call. A call that spans all stages of a
+        pipeline has the inputs of the first stage and the outputs of the last.
         """
         group = self.groups[key]
         holding = {
@@ -135,8 +141,8 @@ class Side:
         return tuple(holding), tuple(holding.values())
 
     def _home(self, key: Key, slot: str, holding: Mapping[int, int]) -> tuple[Key, str]:
-        """Where more ranks hold a tensor: what code around one rank's child reads in a backward
-        pass, all ranks read that have the code.
+        """The call and slot that hold a tensor on the most ranks: an input of a backward pass
+        around one rank's child is read by all ranks that run the same code.
         """
         group = self.groups[key]
         if key[3] != BACKWARD or not holding or not is_input(slot) or len(group) == len(self.ranks):
@@ -152,7 +158,7 @@ class Side:
         )
 
     def weights_first(self, key: Key, slot: str) -> tuple[bool, int]:
-        """Sorts slots: parameters first, and weights before their biases."""
+        """Sort key of slots: parameters first, and weights before their biases."""
         _, records = self.holders(key, slot)
         return not is_param(slot), -len(self.run.records[records[0]].shape) if records else 0
 
@@ -161,7 +167,9 @@ class Side:
         return self.key_of[call.parent] if call.parent >= 0 else None
 
     def placements(self, key: Key, slot: str) -> list[Placement]:
-        """The program's placements of a tensor, by rank; [] where a rank has none."""
+        """The placements that the program states for a tensor, by rank; [] where a rank has
+        none.
+        """
         held = {
             rank: r.record for rank, c in self.groups[key].items() for r in c.refs if r.slot == slot
         }
@@ -175,14 +183,14 @@ class Side:
 
 
 class RankGroups:
-    """Two sides whose ranks are joined.
+    """Two sides whose ranks are being joined.
 
-    layouts: how tensors lie on the ranks. layouts_at: at one slot of a call, where that is another
-    layout than elsewhere. first: where each was met first; partner: of the other side. sum_of:
-    records that hold the sum of summands. differing: by how much copies differ. unplaced: names of
-    tensors whose layout nothing tells. families: layouts that elements confirmed, by siblings.
-    losses: layouts of the losses of roots. shown_rank: the one that stands for all where they
-    differ.
+    layouts: how tensors are distributed over the ranks. layouts_at: the layout at one slot of a
+    call, where it differs. first: where each tensor was first found. partner: its partner on the
+    other side. sum_of: the record that holds the sum of summands. differing: distance between
+    copies. unplaced: names of tensors whose layout is unknown. families: layouts that elements
+    confirmed, by siblings. losses: layouts of the losses of roots. shown_rank: the rank that stands
+    for all where copies differ.
     """
 
     def __init__(self, reference: Side, target: Side, declared: Sequence[Shard]) -> None:
@@ -201,7 +209,9 @@ class RankGroups:
         self.shown_rank = {s.name: s.ranks[0] if s.ranks else 0 for s in (reference, target)}
 
     def copies(self, place: Place, layout: Layout) -> bool:
-        """Do ranks that would hold the same tensor hold it, up to rounding?"""
+        """Whether ranks that would hold copies in this layout hold the same tensor, up to
+        rounding.
+        """
         return all(
             self.distance_between(place[0], place[1][i], place[1][j]) <= self.rounding(place)
             for near, level in neighbours(layout, len(place[1]))
@@ -210,7 +220,9 @@ class RankGroups:
         )
 
     def summable(self, place: Place, layout: Layout) -> bool:
-        """Do ranks that would hold summands hold different tensors? Copies are not summed."""
+        """Whether ranks that would hold summands in this layout hold different tensors: copies are
+        not summed.
+        """
         return not any(
             self.distance_between(place[0], place[1][i], place[1][j]) <= self.rounding(place)
             for near, level in neighbours(layout, len(place[1]))
@@ -225,7 +237,9 @@ class RankGroups:
         return self.sides[0].run if side == self.sides[0].name else self.sides[1].run
 
     def distance_between(self, side: str, a: int, b: int) -> float:
-        """Relative distance of two records of a run; inf where their figures rule it out."""
+        """Relative distance of two records of a run; inf where their statistics rule it out or
+        elements are missing.
+        """
         distance = self._distances.get((side, a, b))
         if distance is None:
             run = self.run(side)
@@ -260,7 +274,10 @@ class RankGroups:
         records: Sequence[int],
         shapes: Sequence[shards.Shape],
     ) -> list[tuple[Layout, Any]]:
-        """Layouts that shapes allow; those that are declared or the program said, where given."""
+        """The layouts of a tensor, with the shape of the whole: those declared by the user or
+        stated by the program, else those that the shapes allow. Raises UsageError for contradictory
+        declarations.
+        """
         matching = self._declared(key, slot)
         if not matching or len(records) < 2:
             return self._placed(side, key, slot, records, shapes) or shards.candidates(shapes)
@@ -309,7 +326,7 @@ class RankGroups:
         return layouts(placements, side.holders(key, slot)[0], shapes) if placements else []
 
     def is_declared(self, side: Side, key: Key, slot: str) -> bool:
-        """Is there one layout only, by a declaration or by what the program said?"""
+        """Whether a declaration or the program leaves only one layout."""
         if self.is_mapped(key, slot):
             return True
         records = side.holders(key, slot)[1]
@@ -317,11 +334,11 @@ class RankGroups:
         return len(self._placed(side, key, slot, records, shapes)) == 1
 
     def cannot_join(self, side: Side, key: Key, slot: str) -> bool:
-        """Did the program say that ranks hold what cannot be joined here, like a mean?"""
+        """Whether the program states a placement that cannot be joined here, such as a mean."""
         return not self.is_mapped(key, slot) and not all(map(is_known, side.placements(key, slot)))
 
     def is_mapped(self, key: Key, slot: str) -> bool:
-        """Does a map say how it lies?"""
+        """Whether a user's map states the layout."""
         return bool(self._declared(key, slot))
 
     def _declared(self, key: Key, slot: str) -> list[Shard]:
@@ -333,7 +350,9 @@ class RankGroups:
         ]
 
     def blocks_of(self, side: Side, key: Key) -> tuple[tuple[int, int, int], ...]:
-        """The parts in which a call's parameters lie on the ranks along their first axis."""
+        """The blocks in which a call's parameters are distributed over the ranks along their first
+        axis.
+        """
         for slot in side.slots(key):
             if is_param(slot):
                 layout = self.layouts.get((side.name, side.holders(key, slot)[1]), ())
@@ -343,12 +362,14 @@ class RankGroups:
 
 
 def is_sum(layout: Layout) -> bool:
-    """Do ranks hold summands?"""
+    """Whether ranks hold summands."""
     return any(level.how == "sum" for level in layout)
 
 
 def neighbours(layout: Layout, n: int) -> Iterator[tuple[list[tuple[int, int]], Level]]:
-    """For each level, ranks that differ in it only: the first of each line with every other."""
+    """For each level, pairs of ranks that differ in this level only: the first of each line with
+    every other rank of the line.
+    """
     inner = n
     for level in layout:
         outer, inner = inner, inner // level.size
@@ -359,7 +380,7 @@ def neighbours(layout: Layout, n: int) -> Iterator[tuple[list[tuple[int, int]], 
 def between(
     layout: Layout, arrays: Sequence[Array], second: Layout, across: Sequence[Array]
 ) -> float:
-    """How far the tensors of both sides are apart when each is joined by its layout."""
+    """Distance of the tensors of both sides, each joined by its layout."""
     return shards.distance_joined(joined_array(layout, arrays), joined_array(second, across))
 
 
@@ -370,25 +391,27 @@ def joined_array(layout: Layout, arrays: Sequence[Array]) -> Array:
 
 
 def record_and_roundoff(run: Run, record: int) -> tuple[Record, float]:
-    """(record, unit roundoff of its dtype, 0 for exact ones)."""
+    """(record, unit roundoff of its dtype; 0 for exact dtypes)."""
     entry = run.records[record]
     kind = dtypes.DTYPES.get(entry.dtype)
     return entry, (kind.unit_roundoff or 0.0) if kind is not None else 0.0
 
 
 def _unlike(first: Record, second: Record) -> bool:
-    """Do the norms alone say that these are two tensors?"""
+    """Whether the norms alone show that these are different tensors."""
     a, b = (r.statistics.norm if r.statistics is not None else None for r in (first, second))
     return a is not None and b is not None and abs(a - b) > 0.2 * max(a, b)
 
 
-# How tensors lie on the ranks where the program itself said it (DTensors).
+# How tensors are distributed over the ranks where the program states it (DTensors).
 
 _KNOWN = ("replicate", "sum", "shard")
 
 
 def is_known(placement: Placement) -> bool:
-    """Is each place a copy, a piece or a summand? Others (a mean) cannot be joined here."""
+    """Whether every placement is a copy, a piece or a summand. Others (a mean) cannot be joined
+    here.
+    """
     return all(place.split()[0] in _KNOWN for place in placement.places)
 
 
@@ -396,11 +419,11 @@ def layouts(
     placements: Sequence[Placement], ranks: Sequence[int], shapes: Sequence[Shape]
 ) -> list[tuple[Layout, Shape]]:
     """The layouts that the placements of a tensor allow, with the shape of the whole; [] where they
-    do not say it.
+    do not determine it.
 
-    placements, shapes: of each rank. One layout where one mesh holds all ranks; where ranks form
-    several meshes (tensor parallel groups of a data parallel program), how these lie to each other
-    is left open.
+    placements, shapes: of each rank. There is one layout where one mesh holds all ranks. Where
+    ranks form several meshes (tensor parallel groups of a data parallel program), the layout
+    between the meshes is left open.
     """
     first = placements[0]
     if not all(
@@ -427,7 +450,7 @@ def layouts(
 
 
 def _of_mesh(placement: Placement, shapes: Sequence[Shape]) -> Layout | None:
-    """Levels over a mesh's ranks in ascending order; None where these are not a nested grid."""
+    """The levels over a mesh's ranks in ascending order; None where these are not a nested grid."""
     grid = _ascending(placement)
     if grid is None:
         return None
@@ -447,7 +470,7 @@ def _of_mesh(placement: Placement, shapes: Sequence[Shape]) -> Layout | None:
             if same_place == place and size[d] > 1
         ]
         if sorted(cut) != sorted(along):
-            return None  # the same axis is cut again, by ranks that are no neighbours of these
+            return None  # the same axis is cut again, by ranks that are not adjacent
         order = [d for d in nested.get(int(axis), tuple(cut)) if d in cut]
         if order == along:
             levels += [Level("cat", size[d], int(axis)) for d in along]
@@ -457,8 +480,8 @@ def _of_mesh(placement: Placement, shapes: Sequence[Shape]) -> Layout | None:
 
 
 def _ascending(placement: Placement) -> list[int] | None:
-    """The mesh's dimensions, the widest steps first; None where the ranks are not a regular
-    grid.
+    """The mesh's dimensions, those with the largest rank distance first; None where the ranks are
+    not a regular grid.
     """
     mesh, ranks = placement.mesh, placement.ranks
     step = math.prod(mesh)
@@ -484,7 +507,7 @@ def _reordered(
     outer: Sequence[Level],
     shapes: Sequence[Shape],
 ) -> Level:
-    """One level for neighbouring dimensions that cut one axis, the finer cut first."""
+    """One level for adjacent dimensions that cut one axis, the finer cut first."""
     n = math.prod(size[d] for d in along)
     inner = len(shapes) // n // math.prod(level.size for level in outer)
     number = {
@@ -501,7 +524,9 @@ def _reordered(
 def _of_meshes(
     layout: Layout, shape: Shape, meshes: Sequence[Sequence[int]], ranks: Sequence[int]
 ) -> list[tuple[Layout, Shape]]:
-    """Several meshes of one form: their layout with every layout of the wholes."""
+    """For several meshes of one form: their layout, combined with every layout between the
+    meshes.
+    """
     groups = sorted({tuple(m) for m in meshes})
     if sorted(r for g in groups for r in g) != list(ranks) or len({len(g) for g in groups}) > 1:
         return []

@@ -1,8 +1,8 @@
-"""Runs of several ranks brought to one form: calls of the ranks become one call, their tensors one
-tensor, before anything is compared.
+"""Joins the ranks of a run before anything is compared: calls of several ranks become one call,
+their tensors one tensor.
 
-How a tensor lies on the ranks is proposed by shapes against the other side, by what the ranks
-share, and confirmed on elements.
+How a tensor is distributed over the ranks is proposed by its shapes against the other side's and by
+what the ranks have in common, and confirmed by elements.
 """
 
 from __future__ import annotations
@@ -41,10 +41,10 @@ from whence.records.training import BACKWARD, GRADIENTS, is_of_step
 def joined(
     reference: Run, target: Run, declared: Sequence[Shard] = ()
 ) -> tuple[Run, Run, tuple[str, ...]]:
-    """Both runs with the calls of their ranks joined, and sentences on what was done. Runs of one
-    rank are as they were.
+    """Both runs with their ranks joined, and sentences on what was done. Runs of one rank are
+    unchanged.
 
-    Ranks that hold the same tensors on both sides stay apart and are paired one by one. Raises
+    Ranks that hold the same tensors on both sides stay separate and are paired one by one. Raises
     UsageError for declarations that contradict each other or do not fit a tensor.
     """
     for shard in declared:
@@ -81,7 +81,7 @@ def joined(
 
 
 def _renumbered(run: Run, rank: int) -> tuple[Run, tuple[str, ...]]:
-    """A run of one rank under another number: numbers say nothing where there is only one."""
+    """A run of a single rank under another rank number: with one rank the number has no meaning."""
     own_rank = next((c.rank for c in run.calls), rank)
     if own_rank == rank:
         return run, ()
@@ -90,7 +90,9 @@ def _renumbered(run: Run, rank: int) -> tuple[Run, tuple[str, ...]]:
 
 
 def _same_shapes(reference: Run, target: Run) -> bool:
-    """Does every call that both have by its key, rank included, hold tensors of the same shapes?"""
+    """Whether calls with the same key in both runs, rank included, hold tensors of the same
+    shapes.
+    """
     by_key = {c.key(): c for c in target.calls}
     met = False
     for call in reference.calls:
@@ -109,7 +111,9 @@ def _same_shapes(reference: Run, target: Run) -> bool:
 
 
 def _decide(groups: RankGroups) -> None:
-    """How every tensor lies on the ranks of both sides, and what is to be told of it."""
+    """Decide how every tensor is distributed over the ranks of both sides, and note what the user
+    should know.
+    """
     renumber(groups)
     find_stages(groups)
     for side in groups.sides:
@@ -144,17 +148,18 @@ def _note_layouts(groups: RankGroups, side: Side) -> None:
 
 # Gradients between the stages of a pipeline.
 #
-# A stage is given the gradient of its output by the next one, not by code of the model. In the
-# joined run this gradient is what the calls of the next stage made, as it is on one rank: a
-# gradient that was not sent, or is another one, then does not follow from them.
+# A stage receives the gradient of its output from the next stage, not from code of the model. In
+# the joined run this gradient is the one that the calls of the next stage made, as on one rank. A
+# gradient that was not sent, or another one that was, then does not follow from them.
 
 _GIVEN = "input.grad."
 
 
 def handed_back(whole: Run, staged: Run) -> Run:
-    """The staged run, whose backward calls of the root read what the same calls made as in `whole`.
+    """The staged run, with the root's backward calls reading the gradients that the same calls made
+    in `whole`.
 
-    Of a call of `whole` without a partner, or a gradient that no call made, nothing is changed.
+    Unchanged where a call of `whole` has no partner, or no call made the gradient.
     """
     partners = {_key(call): call for call in staged.calls if call.phase == BACKWARD}
     made = {
@@ -185,7 +190,7 @@ def _is_given(ref: Ref) -> bool:
 
 
 def _made(partners: dict[Hashable, Call], source: tuple[Hashable, str] | None) -> int | None:
-    """The record that the same call of the staged run made."""
+    """The record that the corresponding call of the staged run made; None without one."""
     maker = partners.get(source[0]) if source is not None else None
     if maker is None or source is None:
         return None
@@ -193,7 +198,7 @@ def _made(partners: dict[Hashable, Call], source: tuple[Hashable, str] | None) -
 
 
 def _reading(call: Call, like: Call, given: dict[str, int]) -> Call:
-    """The call, given these gradients in the place of its own."""
+    """The call with these gradients as inputs in the place of its own."""
     kept = [ref for ref in call.refs if not _is_given(ref)]
     refs = [Ref(slot, record, "content") for slot, record in given.items()]
     outputs = [ref for ref in kept if not is_input(ref.slot)]
@@ -205,17 +210,17 @@ _OTHER = "its stage was given the gradient of its output by another rank"
 
 
 def _key(call: Call) -> Hashable:
-    """A call, whatever its root is called."""
+    """Identifies a call regardless of the name of its root."""
     return call.step, call.micro, call.phase, call.scope, call.op, call.occurrence
 
 
 # Ranks with other layers or experts than their neighbours: pipeline stages, local numbers.
 
-_STAGES = 0.02  # ranks of two pipeline stages share at most this share of their leaf modules
+_STAGES = 0.02  # largest share of leaf modules that ranks of two pipeline stages have in common
 
 
 def renumber(groups: RankGroups) -> None:
-    """Number layers and experts of each rank as the other side numbers the same parameters."""
+    """Number the layers and experts of each rank as the other side numbers the same parameters."""
     for side, other_side in (
         (groups.sides[0], groups.sides[1]),
         (groups.sides[1], groups.sides[0]),
@@ -254,7 +259,9 @@ def _shift(groups: RankGroups, side: Side, rank: int, prefix: str, place: int, o
 
 
 def find_stages(groups: RankGroups) -> None:
-    """Ranks that share no leaf module are stages of a pipeline, ordered as on the other side."""
+    """Find ranks that share no leaf module: they are stages of a pipeline, in the order of the
+    other side.
+    """
     for side, other_side in (
         (groups.sides[0], groups.sides[1]),
         (groups.sides[1], groups.sides[0]),
@@ -301,7 +308,9 @@ def _fingerprint(record: Record) -> str:
 
 
 def _constant(record: Record) -> bool:
-    """Parameters of one value throughout (untrained norms) tell no layer from another."""
+    """Whether a parameter has one value throughout (an untrained norm) and so does not identify a
+    layer.
+    """
     return record.statistics is not None and record.statistics.min == record.statistics.max
 
 
@@ -330,10 +339,10 @@ def _ranks(ranks: Sequence[int]) -> str:
     return f"ranks {ranks[0]} to {ranks[-1]}" if listed else f"ranks {', '.join(map(str, ranks))}"
 
 
-# The run of one rank that the calls and tensors of several become.
+# Makes one run of one rank from the calls and tensors of several ranks.
 
-# unit roundoffs by which replicas may part before a call that reads all of them is no longer one
-# call
+# unit roundoffs by which replicas may differ before a call that reads all of them no longer counts
+# as one call
 _MIXED = 8
 
 
@@ -371,8 +380,8 @@ def joined_run(groups: RankGroups, side: Side) -> Run:
 
 
 def _program(side: Side, derived: DerivedTensors, lead: Call, calls: Iterable[Call]) -> str:
-    """The program of a joined call: that of its lead, or what ranks with other parameters each did
-    to their gradients.
+    """The program of a joined call: that of its leading rank, or one that applies what each rank
+    with other parameters did to its gradients.
     """
     names = list(dict.fromkeys(call.program for call in calls))
     programs = [program for name in names if (program := side.run.programs.get(name)) is not None]
@@ -447,7 +456,9 @@ def _joined(
 
 
 def _position(side: Side, lead: dict[Key, Call]) -> dict[Key, tuple[Any, ...]]:
-    """Where joined calls stand: as on the shown rank; others behind the last call they share."""
+    """The position of a joined call: as on the shown rank; calls of other ranks follow the last
+    call they have in common with it.
+    """
     positions: dict[Key, tuple[Any, ...]] = {}
     by_rank: dict[int, list[Call]] = defaultdict(list)
     for call in sorted(side.calls, key=lambda c: c.order):
@@ -477,13 +488,15 @@ def _position(side: Side, lead: dict[Key, Call]) -> dict[Key, tuple[Any, ...]]:
     return positions
 
 
-# How paired tensors lie on the ranks: shapes propose, siblings and elements decide.
+# How paired tensors are distributed over the ranks: shapes propose, siblings and elements decide.
 
 # One tensor that the ranks of a run hold together.
 
 
 class RankTensor:
-    """A slot of a group of calls of one run. records: of ranks that hold it or a piece of it."""
+    """A tensor that several ranks of a run hold together: a slot of a group of calls. records: of
+    the ranks that hold it or a piece of it.
+    """
 
     def __init__(self, side: Side, key: Key, slot: str) -> None:
         self.side, self.key, self.slot = self.where = side, key, slot
@@ -502,13 +515,14 @@ class RankTensor:
 
     @property
     def family(self) -> tuple[object, ...]:
-        """What siblings that lie alike on the ranks have in common."""
+        """Identifies siblings that are distributed over the ranks in the same way."""
         return starred(str(self.key[4])), self.slot, tuple(self.shapes)
 
 
-# a layout is better than another when its distance is below this share of the other's
+# a layout is better than another if its distance is below this share of the other's
 _CLEARLY = 0.5
-# members of a family (layers.*.mlp) whose layout was confirmed settle the others of the same shape
+# number of confirmed members of a family (layers.*.mlp) that settle the layout of the others of the
+# same shape
 _CONFIRMED = 2
 
 LayoutPair = tuple[Layout, Layout]
@@ -518,7 +532,7 @@ GroupPair = tuple[Key, Key, tuple[tuple[str, str], ...]]
 
 
 def place(groups: RankGroups) -> None:
-    """Decide the layout of every tensor: paired ones first, parameters before what they make."""
+    """Decide the layout of every tensor: paired ones first, and parameters before outputs."""
     reference, target = groups.sides
     paired = _paired_groups(groups)
     partners = {a: b for a, b, _ in paired}, {b: a for a, b, _ in paired}
@@ -558,7 +572,9 @@ def _paired_groups(groups: RankGroups) -> list[GroupPair]:
 def _is_part(
     groups: RankGroups, pair: GroupPair, partners: tuple[dict[Key, Key], dict[Key, Key]]
 ) -> bool:
-    """Is one of two calls only a part of the other, which is fused and lies on several ranks?"""
+    """Whether one of two calls is only a part of the other, which is fused and distributed over
+    several ranks.
+    """
     for i, side in enumerate(groups.sides):
         other = groups.sides[1 - i]
         for slots in pair[2]:
@@ -583,7 +599,7 @@ def _is_part(
 
 
 def _place(groups: RankGroups, pair: TensorPair) -> None:
-    """Decide the layouts of two tensors that are paired."""
+    """Decide the layouts of two paired tensors."""
     places = [tensor.place for tensor in pair]
     if not all(tensor.records for tensor in pair):
         return
@@ -621,8 +637,8 @@ def _place(groups: RankGroups, pair: TensorPair) -> None:
             for p in layouts
             if all(gradients.is_possible(groups, *t.where, a) for t, a in zip(pair, p, strict=True))
         ] or layouts
-    # Where both sides hold pieces, pieces put together along a wrong axis agree too: the simplest
-    # layouts that agree are meant.
+    # If both sides hold pieces, joining both along the same wrong axis agrees too; so the simplest
+    # layouts that agree are taken.
     layouts.sort(key=_complexity)
     for tensor_place, layout in zip(places, _pick(groups, layouts, pair), strict=True):
         groups.layouts.setdefault(tensor_place, layout)
@@ -632,7 +648,7 @@ def _place(groups: RankGroups, pair: TensorPair) -> None:
 
 
 def _that_fit(options: Iterable[Sequence[tuple[Layout, Any]]]) -> list[LayoutPair]:
-    """Pairs of layouts by which two tensors get shapes that fit each other best."""
+    """The pairs of layouts for which the shapes of the joined tensors fit best."""
     first, second = options
     combos = [(a, b, shards.fits(s, t)) for a, s in first for b, t in second]
     best = max((fit for _, _, fit in combos), default=0)
@@ -642,8 +658,9 @@ def _that_fit(options: Iterable[Sequence[tuple[Layout, Any]]]) -> list[LayoutPai
 def _place_here(groups: RankGroups, pair: TensorPair, layouts: list[LayoutPair]) -> None:
     """Decide the layouts of two gradients for these calls alone, where elements confirm them.
 
-    One tensor may be two gradients: with one row a rank, that of the tokens' embeddings, of which
-    each rank has its row, is that of the positions', of which each has a summand.
+    One tensor may serve as two gradients: with one row per rank, the gradient of the token
+    embeddings, of which each rank has its row, and that of the position embeddings, of which each
+    rank has a summand.
     """
     try:
         arrays = [[tensor.side.run.array(r) for r in tensor.records] for tensor in pair]
@@ -658,7 +675,9 @@ def _place_here(groups: RankGroups, pair: TensorPair, layouts: list[LayoutPair])
 
 
 def _pick(groups: RankGroups, layouts: list[LayoutPair], pair: TensorPair) -> LayoutPair:
-    """The layouts whose joined elements are closest; else what siblings are known to have."""
+    """The layouts whose joined elements are closest; where elements do not decide, the layouts
+    known from siblings.
+    """
     if all(groups.is_declared(*tensor.where) or len(tensor.records) == 1 for tensor in pair):
         return layouts[0]
     levels = [level.how for p in layouts for part in p for level in part]
@@ -705,7 +724,7 @@ def _pick(groups: RankGroups, layouts: list[LayoutPair], pair: TensorPair) -> La
 def _distance(
     groups: RankGroups, layouts: LayoutPair, pair: TensorPair, arrays: Sequence[Sequence[Array]]
 ) -> float:
-    """How far two tensors are apart when they are joined by these layouts."""
+    """Distance of two tensors, each joined by its layout."""
     a, b = (gradients.as_seen(groups, *t.where, p) for t, p in zip(pair, layouts, strict=True))
     return between(a, arrays[0], b, arrays[1])
 
@@ -713,7 +732,7 @@ def _distance(
 def _by_parts(
     layouts: Sequence[LayoutPair], arrays: Sequence[Sequence[Array]]
 ) -> Iterator[LayoutPair]:
-    """Layouts of parameters whose parts were cut one by one."""
+    """Layouts of parameters whose parts (q, k, v) were cut one by one."""
     for pair in layouts:
         for i in (0, 1):
             pieces, whole = arrays[i], arrays[1 - i]
@@ -731,7 +750,7 @@ def _by_parts(
 def _as_parameters(
     groups: RankGroups, layouts: Sequence[LayoutPair], tensors: TensorPair
 ) -> Iterator[LayoutPair]:
-    """Layouts of outputs, and a bias, in parts as their call's weight is."""
+    """Layouts of outputs, and of a bias, cut in the same parts as the weight of their call."""
     for pair in layouts:
         for i, (side, key, slot) in enumerate(t.where for t in tensors):
             blocks = groups.blocks_of(side, key)
@@ -750,14 +769,15 @@ def _complexity(pair: LayoutPair) -> tuple[int, ...]:
     return levels.count("sum"), len(levels), len(levels) - levels.count("replicated")
 
 
-# How tensors without a partner lie on the ranks: as their call's weight, or as fused parts.
+# How tensors without a partner are distributed over the ranks: as their call's weight, or as fused
+# parts.
 
 
 def place_unpaired(
     groups: RankGroups, side: Side, other: Side, partners: Mapping[Key, Key]
 ) -> None:
     """Decide the layouts of a side's tensors without a partner: equal on all ranks, cut as their
-    call's weight is, or not known. partners: the other side's groups of calls, by this side's.
+    call's weight is, or unknown. partners: this side's groups of calls -> the other side's.
     """
     for key in side.groups:
         for slot in sorted(side.slots(key), key=lambda s: side.weights_first(key, s)):
@@ -810,7 +830,9 @@ def _layout(
 
 
 def _siblings(tensor: RankTensor, other: Side, partners: Mapping[Key, Key]) -> Iterator[Key]:
-    """Unpaired groups of the other side below the partner of the tensor's parent, with its slot."""
+    """Unpaired groups of the other side that have this slot and lie below the partner of the
+    tensor's parent.
+    """
     parent = tensor.side.parent(tensor.key)
     across = partners.get(parent) if parent is not None else None
     used = set(partners.values())
@@ -820,7 +842,9 @@ def _siblings(tensor: RankTensor, other: Side, partners: Mapping[Key, Key]) -> I
 
 
 def _is_part_of(tensor: RankTensor, other: Side, partners: Mapping[Key, Key]) -> bool:
-    """Are the pieces' rows, rank by rank, in one parameter of the other side that fuses more?"""
+    """Whether the rows of all pieces, rank by rank, occur in order in a larger fused parameter of
+    the other side.
+    """
     keys = list(_siblings(tensor, other, partners))
     if not keys:
         return False
@@ -833,7 +857,7 @@ def _is_part_of(tensor: RankTensor, other: Side, partners: Mapping[Key, Key]) ->
             records = RankTensor(other, key, tensor.slot).records
             places = located(rows, other.run.array(records[0])) if len(records) == 1 else None
             if places is not None:
-                # pieces on other ranks than they belong to are a fault
+                # pieces on the wrong ranks are a fault
                 return bool(np.all(np.diff(places[places >= 0]) > 0))
     except ElementsMissing:
         pass
@@ -843,7 +867,9 @@ def _is_part_of(tensor: RankTensor, other: Side, partners: Mapping[Key, Key]) ->
 def fused_parts(
     tensor: RankTensor, other: Side, partners: Mapping[Key, Key]
 ) -> tuple[tuple[int, int, int], ...]:
-    """The blocks of a fused parameter, told by free parameters under the same parent; or ()."""
+    """The blocks of a fused parameter, found by unpaired parameters below the same parent; ()
+    without any.
+    """
     keys = list(_siblings(tensor, other, partners))
     if not keys or not tensor.shapes[0]:
         return ()
@@ -871,22 +897,24 @@ def fused_parts(
     return ()
 
 
-# Sums checksums and norms over ranks, so that sharded modules can be paired before their layout
+# Combines checksums and norms over ranks, so that sharded modules can be paired before their layout
 # is known.
 #
 # Checksums and sums of magnitudes of pieces add up, so a weight cut over the ranks is recognised
 # under any name, and in its shape.
 
-_NEAR = 1e-3  # relative difference of norm and sum of magnitudes that rounding keeps below
+_NEAR = 1e-3  # relative difference of norm and sum of magnitudes that rounding stays below
 _ASKED = 8  # members of a family of siblings that vote on their shape
 _CHECKSUMS = 1 << 64
 
-Option = tuple[Shape, Record]  # a shape that a whole tensor may have, with its figures
+Option = tuple[Shape, Record]  # a shape that the whole tensor may have, with its statistics
 
 
 @dataclass(frozen=True, slots=True)
 class _Tensor:
-    """A tensor of a side. family: siblings that lie alike. options: the likeliest first."""
+    """A tensor of a side. family: identifies siblings with the same layout. options: the likeliest
+    first.
+    """
 
     slot: tuple[Key, str]
     family: tuple[object, ...]
@@ -894,11 +922,11 @@ class _Tensor:
 
 
 def combined_figures(side: Side, other_side: Side) -> dict[tuple[Key, str], Record]:
-    """The whole tensor in the place of a slot's pieces, as far as figures tell. Reads no elements;
-    tensors that lie whole are left out.
+    """By slot, a record that describes the whole tensor instead of its pieces, as far as statistics
+    tell. Reads no elements; tensors that every rank holds whole are left out.
 
-    Of the shapes that the pieces allow the one counts under which siblings have the figures of a
-    tensor of the other side; where none does, one that occurs there.
+    Of the shapes that the pieces allow, the one counts under which siblings have the statistics of
+    a tensor of the other side; without one, a shape that occurs there.
     """
     across = _OtherSide(other_side)
     tensors = list(_tensors(side))
@@ -919,7 +947,7 @@ def combined_figures(side: Side, other_side: Side) -> dict[tuple[Key, str], Reco
             if voted[1]
             else across.occurring(tensor.slot[1], [shape for shape, _ in tensor.options])
         )
-        # Siblings may have a shape that this one's figures rule out.
+        # Siblings may have a shape that the statistics of this tensor rule out.
         shape, figures = next((o for o in tensor.options if o[0] == picked), tensor.options[-1])
         own_shape = tensor.options[-1][0]
         if shape != own_shape:
@@ -948,7 +976,7 @@ def _tensors(side: Side) -> Iterator[_Tensor]:
 
 
 def _distinct(records: Sequence[Record]) -> list[Record]:
-    """The records without those that hold the same bytes as one before."""
+    """The records without those whose bytes equal an earlier one's."""
     unique: dict[object, Record] = {}
     for index, record in enumerate(records):
         unique.setdefault(
@@ -958,7 +986,9 @@ def _distinct(records: Sequence[Record]) -> list[Record]:
 
 
 def _summed(pieces: Sequence[Record]) -> Record | None:
-    """Figures of pieces together, with no shape of the whole; None for several dtypes."""
+    """Statistics of all pieces together, without the shape of the whole; None for several
+    dtypes.
+    """
     first = pieces[0]
     if any(p.dtype != first.dtype for p in pieces):
         return None
@@ -994,7 +1024,9 @@ def _total(parts: Sequence[float | None]) -> float | None:
 
 
 def _constants(side: Side, combined: dict[tuple[Key, str], Record]) -> None:
-    """Cut constant parameters (a bias of zeros) as the other parameters of their call."""
+    """Give cut constant parameters (a bias of zeros) the layout of the other parameters of their
+    call.
+    """
     for key, slot in list(combined):
         if not is_param(slot):
             continue
@@ -1017,7 +1049,7 @@ def _constants(side: Side, combined: dict[tuple[Key, str], Record]) -> None:
 
 
 class _OtherSide:
-    """What the other side holds: its tensors by kind and count, each in every shape it may have."""
+    """The tensors of the other side by kind and count, each in every shape it may have."""
 
     def __init__(self, side: Side) -> None:
         self._figures: dict[tuple[str, int], list[tuple[float, int, Option]]] = defaultdict(list)
@@ -1032,7 +1064,9 @@ class _OtherSide:
             entries.sort(key=lambda item: item[:2])
 
     def has(self, slot: str, shape: Shape, figures: Record) -> int:
-        """Has the other side these figures? 2: in this shape; 1: axes in another order; 0: no."""
+        """Whether the other side has a tensor with these statistics: 2 in this shape, 1 with its
+        axes in another order, 0 not at all.
+        """
         norm, best = _norm(figures), 0
         among = self._figures.get((slot_kind(slot), math.prod(shape)), []) if norm else []
         for size, _, (other_shape, other_figures) in among[
@@ -1052,7 +1086,7 @@ class _OtherSide:
 
 
 def _norm(figures: Record) -> float:
-    """The 2-norm of what is not a constant; 0 where it is one or nothing is known."""
+    """The 2-norm; 0 for a constant or where it is unknown."""
     return (
         (figures.statistics.norm or 0.0)
         if figures.statistics is not None and figures.statistics.std
@@ -1061,6 +1095,6 @@ def _norm(figures: Record) -> float:
 
 
 def _alike(first: Record, second: Record) -> bool:
-    """Are sums of magnitudes near too, where they are known?"""
+    """Whether sums of magnitudes are near as well, where they are known."""
     a, b = (r.sketch.abs_sum if r.sketch is not None else None for r in (first, second))
     return a is None or b is None or abs(a - b) <= _NEAR * max(a, b)

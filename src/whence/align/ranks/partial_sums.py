@@ -1,4 +1,4 @@
-"""Partial sums that nobody adds up, and replicas that differ: what ranks hold, and should not."""
+"""Finds partial sums that nobody adds up, and replicas that differ between ranks."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from whence.records.slots import is_input, is_output
 
 
 def unreduced(groups: RankGroups, side: Side) -> None:
-    """Partial sums that nobody adds up: the tensor is what one rank has."""
+    """Note partial sums that nobody adds up: the tensor then counts as what one rank has."""
     sums = [
         p
         for p, layout in groups.layouts.items()
@@ -42,7 +42,7 @@ def unreduced(groups: RankGroups, side: Side) -> None:
     for place in sums:
         key, slot = groups.first[place]
         if is_loss(side, key, slot) or (is_gradient(key, slot) and backward.is_reduced(place)):
-            continue  # what becomes of them is said by calls of their own
+            continue  # calls of their own show what happens to these
         if not is_gradient(key, slot) and (
             groups.is_declared(side, key, slot) or _added_up(groups, side, key, place, readers)
         ):
@@ -59,7 +59,9 @@ def unreduced(groups: RankGroups, side: Side) -> None:
 def _added_up(
     groups: RankGroups, side: Side, key: Key, place: Place, readers: dict[Place, list[Key]]
 ) -> bool:
-    """Do the readers of these summands, else the calls around, return whole tensors?"""
+    """Whether the calls that read these summands, or else the enclosing calls, return whole
+    tensors.
+    """
     for reader in readers.get(place, ()):
         for output in _outputs(groups, side, reader, place):
             if not (
@@ -82,7 +84,7 @@ def _added_up(
 def _stand_in(
     groups: RankGroups, side: Side, key: Key, place: Place, readers: dict[Place, list[Key]]
 ) -> None:
-    """Take the sum that the ranks made, where it is the sum of these but for rounding."""
+    """Use the sum that the ranks computed, if it equals the sum of these parts up to rounding."""
     if len(groups.layouts[place]) != 1:
         return
     around: list[Place] = []
@@ -113,7 +115,7 @@ def _stand_in(
 
 
 def _outputs(groups: RankGroups, side: Side, key: Key, but: Place) -> list[Place]:
-    """What a call returns, but for one tensor."""
+    """The outputs of a call, without one tensor."""
     places = [
         (side.name, side.holders(key, slot)[1]) for slot in side.slots(key) if is_output(slot)
     ]
@@ -121,7 +123,7 @@ def _outputs(groups: RankGroups, side: Side, key: Key, but: Place) -> list[Place
 
 
 def _is_whole(groups: RankGroups, place: Place) -> bool:
-    """Have all ranks the same, or pieces of what the other side has?"""
+    """Whether all ranks have the same tensor, or pieces of the other side's tensor."""
     if (
         any(level.how != "replicated" for level in groups.layouts[place])
         and place in groups.partner
@@ -141,7 +143,9 @@ def _is_whole(groups: RankGroups, place: Place) -> bool:
 
 
 def choose(groups: RankGroups, side: Side) -> None:
-    """Choose the rank that is used for all: the first, or the one furthest off."""
+    """Choose the rank whose replicas are used for all: the first, or the one furthest from its
+    partner.
+    """
     beyond = [
         p
         for p, difference in groups.differing.items()
@@ -193,7 +197,7 @@ def choose(groups: RankGroups, side: Side) -> None:
 
 
 def _replica_distances(groups: RankGroups, place: Place) -> list[float]:
-    """How far each rank's replica is from its partner."""
+    """Distance of each rank's replica from its partner."""
     if place not in groups.partner:
         return []
     name, records = groups.partner[place]

@@ -1,4 +1,6 @@
-"""How one tensor lies on several ranks, from shapes: whole, in pieces, or as partial sums."""
+"""Proposes how one tensor is distributed over several ranks, from shapes: whole, in pieces, or as
+partial sums.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,7 @@ from whence.align.layout.distances import distance
 from whence.dtypes import Array
 
 Shape = tuple[int, ...]
-FITS = 0.3  # `apart` up to which a layout is confirmed by elements
+FITS = 0.3  # largest `distance_joined` at which elements confirm a layout
 HOW = ("replicated", "cat", "sum", "zigzag", "striped")
 
 
@@ -38,11 +40,11 @@ class Level:
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """What a user declares of tensors: how they lie on the ranks.
+    """A user's declaration of how tensors are distributed over ranks.
 
-    pattern: of dotted call names, shell style. slot: of slots ("output.0", "param.*"). how:
+    pattern: of dotted call names, shell style. slot: pattern of slots ("output.0", "param.*"). how:
     "replicated", "cat", "sum", "zigzag" (rank r of n has pieces r and 2n-1-r) or "striped". axis:
-    along which. where: what errors call it ("map.yaml line 3").
+    the axis that is cut. where: its name in errors ("map.yaml line 3").
     """
 
     pattern: str
@@ -63,7 +65,7 @@ Layout = tuple[Level, ...]  # outermost first; neighbouring ranks differ in the 
 
 
 def words(layout: Layout) -> str:
-    """ "replicated", "cat along axis 2", "cat along axis 0 of sums"."""
+    """A layout in words: "replicated", "cat along axis 2", "cat along axis 0 of sums"."""
     parts = []
     for level in layout:
         order = f", {len(level.blocks) // level.size} parts cut one by one" if level.blocks else ""
@@ -75,7 +77,9 @@ def words(layout: Layout) -> str:
 
 
 def node(layout: Layout, shapes: Sequence[Shape], replica: int = 0) -> Node:
-    """The expression that joins the ranks' tensors r0, r1, ... replica: index of the one shown."""
+    """The expression that joins the ranks' tensors r0, r1, ... replica: index of the one that is
+    shown.
+    """
     bound = {f"r{i}": [shape] for i, shape in enumerate(shapes)}
 
     def build(levels: Layout, places: Sequence[int]) -> Node:
@@ -119,7 +123,9 @@ def node(layout: Layout, shapes: Sequence[Shape], replica: int = 0) -> Node:
 
 
 def bound_to(node: Node, records: Sequence[int]) -> tuple[Node, dict[str, tuple[int, ...]]]:
-    """The expression over records: *ranks for all in order, else the names that are used."""
+    """The names in an expression bound to records: *ranks for all in order, else each name that is
+    used.
+    """
     if isinstance(node, Share):
         inner, bound = bound_to(node.of, records)
         return Share(inner, node.parts), bound
@@ -160,7 +166,7 @@ def candidates(shapes: Sequence[Shape]) -> list[tuple[Layout, Shape]]:
     for sizes in [(n,), *((n // b, b) for b in range(2, n) if n % b == 0)]:
         for picked in product(hows, repeat=len(sizes)):
             if len(picked) == 2 and picked[0] == picked[1]:
-                continue  # the one level with all ranks says that
+                continue  # that layout is already given by the one level with all ranks
             whole = list(first)
             for (how, axis), size in zip(picked, sizes, strict=True):
                 if how == "cat":
@@ -182,7 +188,9 @@ def _level(how: str, size: int, axis: int) -> Level:
 
 
 def fits(shape: Shape, partner: Shape) -> int:
-    """2: equal. 1: equal but for axes of extent one, merged axes or their reverse. 0: not."""
+    """How well a shape fits: 2 if equal; 1 if equal up to axes of extent one, merged axes or
+    reversed axes; 0 if not.
+    """
     if shape == partner:
         return 2
     bare, bare_partner = ([n for n in s if n != 1] for s in (shape, partner))
@@ -194,7 +202,7 @@ def fits(shape: Shape, partner: Shape) -> int:
 
 
 def orders(layout: Layout, shapes: Sequence[Shape]) -> list[Layout]:
-    """The layout, and the same with pieces in other orders along its axes but the last one."""
+    """The layout, and variants with pieces in other orders along each of its axes but the last."""
     out = [layout]
     for i, level in enumerate(layout):
         extent = shapes[0][level.axis] if shapes[0] else 0
@@ -208,7 +216,9 @@ def orders(layout: Layout, shapes: Sequence[Shape]) -> list[Layout]:
 
 
 def distance_joined(tensor: Array, reference: Array) -> float:
-    """The `distance` of a joined tensor; axes of extent one, merged or reversed do not count."""
+    """`distance` of a joined tensor from the reference; axes of extent one, merged axes and
+    reversed axes do not count.
+    """
     if tensor.shape == reference.shape or tensor.size != reference.size:
         return distance(reference, tensor)
     bare = [n for n in tensor.shape if n != 1]
@@ -235,7 +245,7 @@ def part_order(
             total += 1
             rows[row] = (rank, i)
     if len(rows) < 0.9 * total:
-        return ()  # rows that are alike tell nothing
+        return ()  # equal rows tell nothing
     kind = shards[0].dtype
     places = [rows.get(row) for part in whole for row in _rows(part.astype(kind), axis)]
     if len(places) != total or sum(p is not None for p in places) < 0.9 * total:
@@ -243,7 +253,7 @@ def part_order(
     blocks: list[list[int]] = []
     for index, place in enumerate(places):
         if blocks and (place is None or (place[0] == blocks[-1][0] and place[1] == blocks[-1][2])):
-            blocks[-1][2] += 1  # a row that was not recognised lies behind the one before it
+            blocks[-1][2] += 1  # a row that was not recognised follows the one before it
         elif place is not None:
             blocks.append([place[0], place[1], place[1] + 1])
         elif index == 0:

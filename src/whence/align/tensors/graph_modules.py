@@ -1,10 +1,10 @@
-"""A run of compiled graphs against one of modules: the node of a graph that a module returns is
-paired with what that module returned.
+"""Aligns a run of compiled graphs with a run of modules: the graph node that holds a module's
+output is paired with that output.
 
-A compiler leaves of a module what the next kernel reads: the value of a node whose module path is
-the module's and that is used outside it is the module's output. Modules of which nothing was left
-are judged through: between tensors that both runs show, the reference's programs run on what the
-target had.
+A compiler keeps of a module only what the next kernel reads. A node whose module path is the
+module's and that is used outside the module is its output. Modules without such a node are judged
+across: between tensors that both runs recorded, the reference's programs run on the target's
+inputs.
 """
 
 from __future__ import annotations
@@ -40,22 +40,22 @@ from whence.records.region import hands_on
 from whence.records.slots import is_param, param_name
 from whence.results import Plan, SlotPair
 
-_STEPS = 4  # of which nodes inside containers are looked for
+_STEPS = 4  # steps for which nodes inside containers are looked up
 
 
 def graphs_in_one(reference: Run, target: Run) -> bool:
-    """Did only the target execute compiled graphs, and the reference modules?"""
+    """Whether only the target executed compiled graphs, and the reference modules."""
     return any(c.kind == "graph" for c in target.calls) and not any(
         c.kind == "graph" for c in reference.calls
     )
 
 
 def by_module(reference: Run, target: Run, inside: Inside | None = None) -> tuple[Run, Run, Plan]:
-    """Both runs with what was made of their tensors, and a plan that pairs what modules returned
-    with nodes of graphs.
+    """Both runs with derived tensors, and a plan that pairs the outputs of modules with nodes of
+    graphs.
 
-    inside: computes what programs of the reference hold; nodes of a container's own code find their
-    operator in it by their elements.
+    inside: computes tensors inside the reference's programs; nodes of a container's own code are
+    paired with these by their elements.
     """
     graph_modules = GraphModules(reference, target)
     graph_modules.graphs()
@@ -77,10 +77,10 @@ class GraphModules:
         self.met: set[int] = set()  # modules of the target that the reference called too
         self.paired: dict[int, PairedTensor] = {}
         self.elements = Elements(reference, target)
-        self.inner: dict[int, Inner] = {}  # of records inside calls
+        self.inner: dict[int, Inner] = {}  # records of tensors inside calls
         self._place: dict[
             int, tuple[str, str, int, int]
-        ] = {}  # of a node's call: module, operator, which of how many such
+        ] = {}  # by call of a node: module, operator, its index and the number of such nodes
         roots = match_roots(reference.calls, target.calls)
         self.one_rank = (
             len({c.rank for c in reference.calls}) == len({c.rank for c in target.calls}) == 1
@@ -97,7 +97,9 @@ class GraphModules:
         return (0 if self.one_rank else call.rank), root, call.step, call.micro, scope, occurrence
 
     def modules(self) -> None:
-        """Modules that both runs called: around the graphs, and those that were not compiled."""
+        """Pair modules that both runs called: those around the graphs, and those that were not
+        compiled.
+        """
         for target_call in selected(self.target.calls):
             call = (
                 self.by_key.get(
@@ -124,7 +126,7 @@ class GraphModules:
                     )
 
     def graphs(self) -> None:
-        """What graphs leave of the modules inside them."""
+        """Pair the outputs of modules inside graphs with graph nodes."""
         for graph in selected(self.target.calls):
             program = self.target.programs.get(graph.program)
             if (
@@ -146,7 +148,7 @@ class GraphModules:
             for scope, outputs in module_outputs(program, kids).items():
                 call = self.by_key.get(self.key(graph, graph.root, scope, 0))
                 if call is None or self.key(graph, graph.root, scope, 1) in self.by_key:
-                    # of a module that was called again the graph does not tell which call it was
+                    # for a module called twice, the graph does not tell the calls apart
                     continue
                 outs = list(dict.fromkeys(r.record for r in call.slots("output")))
                 for record, output in self._matched(outs, outputs):
@@ -160,11 +162,11 @@ class GraphModules:
                     )
 
     def pair_inside(self, inside: Inside) -> None:
-        """Nodes that are not a module's output and the operators of the reference's own code that
-        give the same, by their elements.
+        """Pair, by their elements, nodes that are no module's output with operators of the
+        reference's own code.
 
-        A rule of names that certain pairs teach finds those that a fault has changed: what is the
-        third operator in one layer is it in all.
+        A naming rule learnt from certain pairs finds nodes that a fault has changed: the third
+        operator in one layer corresponds to the third in all layers.
         """
         used = {slot.target_record for _, _, slot in self.paired.values()} | {
             call for call, _, _ in self.paired.values()
@@ -242,13 +244,15 @@ class GraphModules:
     def _brought(
         self, record: int, target_record: int, node: ex.Node, call: int, slot: str, why: str
     ) -> PairedTensor:
-        """A tensor of a call of the target, brought to the axes of one of the reference."""
+        """A target tensor, brought to the axes of its partner in the reference, as a paired
+        tensor.
+        """
         new_record = self.derived.add(node, {"x": [target_record]}, why)
         dims = "" if new_record == target_record else str(node)
         return call, why, SlotPair("", slot, record, new_record, dims)
 
     def turned(self, record: int) -> bool:
-        """Is a tensor of the modules paired with one whose axes have another order?"""
+        """Whether a reference tensor is paired with a tensor whose axes are permuted."""
         dims = self.paired[record][2].dims
         return bool(dims) and str(next(iter(axes.ways(*self._shapes(record)[::-1])), "")) != dims
 
@@ -257,7 +261,9 @@ class GraphModules:
         return self.reference.records[record].shape, self.target.records[_output(node)].shape
 
     def graph_refs(self, graph: Call, above: Call, outer: Call) -> tuple[Ref, ...]:
-        """The tensors of a graph as modules across show them. above: its module; outer: across."""
+        """The tensors of a graph, as the reference's modules show them. above: the module around
+        the graph. outer: its partner in the reference.
+        """
         slots = {r.record: r.slot for r in reversed(above.refs)}
         records = {r.slot: r.record for r in outer.refs}
         refs = []
@@ -279,8 +285,8 @@ class GraphModules:
     def _matched(
         self, outs: Sequence[int], outputs: Sequence[ModuleOutput | None]
     ) -> Iterable[tuple[int, ModuleOutput]]:
-        """Outputs of a module and nodes. found: None for a node that was not captured; of several,
-        those of a size of their own.
+        """Pairs of outputs of a module and nodes. outputs: None for a node that was not captured;
+        of several outputs only those of a unique size are paired.
         """
         sizes = [
             -1 if output is None else self.target.records[_output(output.call)].count
@@ -314,8 +320,8 @@ class GraphModules:
             self.paired.setdefault(record, brought)
 
     def plan(self) -> Plan:
-        """Pairs every module whose output the target shows with that output; the others have no
-        partner and are judged through.
+        """The plan: pairs of modules whose output the target shows; all others have no partner and
+        are judged across.
         """
         inner: dict[int, list[tuple[str, int]]] = defaultdict(list)
         for record, item in self.inner.items():
@@ -348,7 +354,7 @@ class GraphModules:
 
 
 def _notes(forward: int, backward: int) -> tuple[str, ...]:
-    """What of the graphs' tensors is not compared. forward, backward: their counts."""
+    """Notes on tensors of graphs that are not compared. forward, backward: their numbers."""
     notes = []
     if forward:
         notes.append(

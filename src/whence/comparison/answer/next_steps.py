@@ -1,5 +1,5 @@
-"""Which experiments take an answer further: commands, chosen for this answer, that can be typed as
-they stand.
+"""Chooses the experiments that take an answer further, as commands that can be typed as they
+stand.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ from whence.results import (
 )
 from whence.results.free_names import free_name
 
-# Two runs that were compared, and commands about them that can be typed as they stand.
+# Two compared runs, and commands about them that can be typed as they stand.
 
 SIDES = ("reference", "target")
 
 
 @dataclass(frozen=True, slots=True)
 class AnsweredRuns:
-    """An answer and the two runs that it is about, as they were read."""
+    """An answer and the two runs it is about, as they were read."""
 
     result: Comparison
     reference: Run
@@ -60,13 +60,12 @@ class AnsweredRuns:
 
     @property
     def first_calls(self) -> tuple[Call, Call] | None:
-        """The calls of the first finding, as `calls_of` has them."""
+        """The calls of the first finding, by `calls_of`."""
         return self.calls_of(self.first.pair) if self.first is not None else None
 
     def calls_of(self, pair: int) -> tuple[Call, Call] | None:
-        """The calls of a pair, where they are calls of the runs as they were read.
-
-        Alignment may have cut or joined calls, so that the pair is of others.
+        """The two calls of a pair; None where alignment cut or joined calls, so that the pair
+        refers to other calls than those read.
         """
         pairs = self.result.plan.pairs
         if not 0 <= pair < len(pairs):
@@ -78,50 +77,52 @@ class AnsweredRuns:
 
 
 def free(path: str) -> str:
-    """The path, with a number where something lies there already."""
+    """The path, with a number appended where it exists already."""
     return free_name(path, lambda name: not Path(name).exists())
 
 
 def is_inside(answer: AnsweredRuns) -> bool:
-    """Is the first finding about a call that another one made, so that its outputs can be put in
-    place of the target's?
+    """Whether another call made the call of the first finding, so that its outputs can be put in
+    the place of the target's.
     """
     calls = answer.first_calls
     return calls is not None and calls[1].parent != -1
 
 
 def have_inputs(answer: AnsweredRuns) -> bool:
-    """Do both runs say what any call read?"""
+    """Whether both runs recorded the inputs of calls."""
     return all(any(is_input(r.slot) for c in run.calls for r in c.refs) for run in answer.runs)
 
 
 def command(
     words: Sequence[str], decides: str, *, fill_in: bool = False, takes_comparison: bool = False
 ) -> NextStep:
-    """A command of whence."""
+    """A step that runs a whence command."""
     line = shlex.join(["whence", *words])
     return NextStep(line, decides, fill_in=fill_in, takes_comparison=takes_comparison)
 
 
 def shown(run: Run, call: Call, slot: str, decides: str) -> NextStep:
-    """`whence show` of a tensor of a call. A name of digits would be a number of the tree."""
+    """A step that runs `whence show` for a tensor of a call. A name of digits only would be taken
+    for a number of the tree, so the call's number replaces it.
+    """
     name = call.module_name
     is_number = call.number and name.replace("_", "").isdigit()
     return command(["show", run.path, f"{call.number if is_number else name}:{slot}"], decides)
 
 
 def can_be_rerun(run: Run) -> bool:
-    """Was the run made by `whence run`, so that its command can be typed again?"""
+    """Whether `whence run` made the run, so that its command can be typed again."""
     return bool(run.info.command and run.info.interpreter)
 
 
 def are_captures(answer: AnsweredRuns) -> bool:
-    """Are both runs of whence, not dumps of another tool?"""
+    """Whether both runs were captured by whence, and are not dumps of another tool."""
     return all(run.info.kind == "whence" for run in answer.runs)
 
 
 def is_of_engine(run: Run) -> bool:
-    """Is it of a model that an engine loaded from a file, which has no modules?"""
+    """Whether the run is of a model that an engine loaded from a file, which has no modules."""
     return any(call.op_type in list(EngineModel) for call in run.calls if call.parent == -1)
 
 
@@ -130,7 +131,7 @@ def is_of_operators(run: Run) -> bool:
 
 
 def captured_again(answer: AnsweredRuns, options: tuple[str, ...], decides: str) -> NextStep:
-    """Both programs captured again with these options, and compared."""
+    """A step that captures both programs again with these options, and compares them."""
     suffix = _SUFFIX[options[0]]
     paths = [
         f"{run.path.rstrip('/') if _is_there(run) else f'runs/{side}'}{suffix}"
@@ -146,8 +147,8 @@ def captured(
     decides: str,
     verb: str = "compare",
 ) -> NextStep:
-    """Both programs captured with these options into these folders, and compared: by a command of
-    whence that takes two runs.
+    """A step that captures both programs with these options into these folders, and compares them
+    by `whence VERB`.
     """
     outputs = [free(path) for path in paths]
     captures = [
@@ -162,14 +163,14 @@ _SUFFIX = {"--level": "-op", "--keep": "-full", "--programs": "-programs", "--se
 
 
 def with_command(run: Run, start: tuple[str, ...], decides: str) -> NextStep:
-    """A command of whence around the one that made a run, in its folder, by its Python and with its
-    variables. It is the user's to fill in where nobody recorded it.
+    """A step that runs a whence command around the command that made a run, in its folder, by its
+    Python and with its variables. Where the command was not recorded, the user fills it in.
     """
     if not can_be_rerun(run):
         return NextStep(f"{shlex.join([*start, '--'])} COMMAND", decides, fill_in=True)
     folder = run.info.cwd
     is_here = not folder or folder == str(Path.cwd())
-    # The program runs in its own folder, so the path of the run has to hold from there.
+    # The program runs in its own folder, so the path of the run must be valid from there.
     words = [
         absolute(word) if before == "-o" and not is_here else word
         for before, word in zip(("", *start), start)
@@ -179,13 +180,13 @@ def with_command(run: Run, start: tuple[str, ...], decides: str) -> NextStep:
 
 
 _MASKED = "***"
-# Set anew by whatever starts a job; what they were then is not what they have to be.
+# A job's launcher sets these anew; their recorded values do not apply to another job.
 _OF_A_JOB = re.compile(r"SLURM_|(LOCAL_|GROUP_|ROLE_)?RANK$|(LOCAL_)?WORLD_SIZE$|MASTER_|CONDA_")
 
 
 def _variables(run: Run) -> str:
-    """What a shell needs in front of a command: the recorded variables that have another value
-    here; "" for none.
+    """Assignments before a command in a shell: the recorded variables that have another value now;
+    "" for none.
     """
     recorded = run.info.environment
     if recorded and os.environ.get("PYTHONPATH"):
@@ -198,7 +199,7 @@ def _variables(run: Run) -> str:
 
 
 def _by_its_python(run: Run) -> tuple[str, ...]:
-    """The command of a run; with the path of its Python, where `python` is another one here."""
+    """The command of a run, with the full path of its Python where `python` now is another one."""
     program, *arguments = run.info.command
     python = Path(run.info.interpreter)
     if not re.fullmatch(r"python[\d.]*", program) or not python.is_file():
@@ -210,8 +211,8 @@ def _by_its_python(run: Run) -> tuple[str, ...]:
 
 
 def can_be_typed(step: NextStep, answer: AnsweredRuns) -> bool:
-    """Is every run that a line names where it says? Labels of one program and arrays of this
-    process are runs without a folder.
+    """Whether every run that a command names exists on disk. Labels of one program and arrays of
+    this process are runs without a folder.
     """
     words = shlex.split(step.command)
     return all(_is_there(run) for run in answer.runs if run.path in words)
@@ -229,7 +230,7 @@ MOST = 3
 _FULL = ("--keep", "full")
 _OPERATORS = ("--level", "op")
 _ENDS = ("io", "logits")
-"""Levels that take what a model is given and returns."""
+"""Levels that record only the inputs and outputs of a model."""
 
 
 Rule = Callable[[AnsweredRuns], Iterator[NextStep]]
@@ -241,10 +242,10 @@ def next_steps(result: Comparison, reference: Run, target: Run) -> tuple[NextSte
         return ()
     answer = AnsweredRuns(result, reference, target)
     rules = _AFTER_A_FAULT if result.findings else _TO_DECIDE
-    # Asked one by one: rules that come later look through whole runs.
+    # Rules are asked one by one, because later rules search whole runs.
     steps = (step for rule in rules for step in rule(answer))
     typed = (step for step in steps if can_be_typed(step, answer))
-    # What can be typed as it stands comes first.
+    # Commands that can be typed as they stand come first.
     return tuple(sorted(itertools.islice(typed, MOST), key=lambda step: step.fill_in))
 
 

@@ -1,4 +1,4 @@
-"""The ranks of one run: who they are, what they send, and the checks of them."""
+"""Reports on the ranks of one run: who they are, what they exchange, and the checks of both."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from whence.results import (
 
 
 def report(run: Run) -> RankReport:
-    """Look at the ranks of an opened run."""
+    """The report on the ranks of an opened run."""
     calls = RankCalls(run)
     parameters = Parameters(calls)
     rows = RowsAndDraws(parameters)
@@ -103,14 +103,14 @@ def _table(calls: RankCalls, steps: list[int]) -> tuple[CollectiveRow, ...]:
     return tuple(rows)
 
 
-# Are the numbers that steer a training the same on all ranks: hyper-parameters of optimisers,
-# limits of clipping, loss scales, and how many steps were made?
+# Checks that the numbers that control a training are equal on all ranks: hyper-parameters of
+# optimisers, limits of clipping, loss scales and the number of steps.
 
 _CHECK = RankCheckKind.SETTINGS
 
 
 def check(calls: RankCalls) -> RankCheck:
-    """Compare the settings of every step of an optimiser."""
+    """Compare the settings of every optimiser step."""
     steps: dict[int, set[int]] = {}
     findings: list[RankFinding] = []
     for moment, group in calls.at.items():
@@ -173,17 +173,19 @@ def _differences(calls: RankCalls, moment: Moment, group: dict[int, Call]) -> It
             )
 
 
-# Do ranks that hold copies of one model train on rows of their own, and draw random numbers of
-# their own? And do ranks that hold one activation alike draw alike for it?
+# Checks that ranks with copies of one model train on different rows and draw different random
+# numbers, and that ranks with one activation draw the same numbers for it.
 
 _FEWEST_ROWS = 4
-"""Elements of an input that is told from another by its elements."""
+"""Least number of elements by which two inputs can be told apart."""
 _FEWEST_DRAWN = 16
-"""Random numbers that are not equal by chance."""
+"""Least number of random numbers that are not equal by chance."""
 
 
 class RowsAndDraws:
-    """What ranks are given and what they draw. copies: pairs of ranks with the same model."""
+    """Inputs and random numbers of ranks in training. copies: pairs of ranks with the same
+    model.
+    """
 
     def __init__(self, parameters: Parameters) -> None:
         self._parameters, self._calls = parameters, parameters.calls
@@ -203,7 +205,7 @@ class RowsAndDraws:
     # ---- rows
 
     def rows(self) -> RankCheck:
-        """Compare what copies of the model are given in training."""
+        """Compare the training inputs of ranks that hold copies of a model."""
         kind = RankCheckKind.ROWS
         same: dict[tuple[int, int], Moment] = {}
         compared = 0
@@ -230,8 +232,8 @@ class RowsAndDraws:
         return RankCheck(kind, RankVerdict.FAULT, sentence, (finding,))
 
     def _same_rows(self, moment: Moment, pair: tuple[int, int]) -> bool:
-        """Is all that a model and its first layer are given equal on two ranks? A layer that is
-        given other tokens or rows has its own part of them.
+        """Whether two ranks have equal inputs for a model and for its first layer. A layer with
+        other tokens or rows as inputs works on its own part of them.
         """
         first = self._leaves.get((moment.root, moment.step, moment.micro))
         for at in (moment, first):
@@ -276,7 +278,9 @@ class RowsAndDraws:
         return RankCheck(kind, worst, findings[0].sentence, tuple(findings))
 
     def _drawn(self) -> Iterator[tuple[RankCause | None, Moment, tuple[int, int]]]:
-        """Of each call that draws on two ranks, what is wrong with it."""
+        """Yields, for each call that draws random numbers on two ranks, what is wrong with it:
+        (cause or None, moment, ranks).
+        """
         for moment, group in self._calls.at.items():
             call = next(iter(group.values()))
             if len(group) < 2 or moment.phase != "forward" or not call.training:

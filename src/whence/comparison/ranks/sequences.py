@@ -1,5 +1,5 @@
-"""Do the ranks of a group issue the same collectives in the same order? The first place where they
-do not is where a job hangs, or mixes up what belongs to different tensors.
+"""Checks that the ranks of a group issue the same collectives in the same order. At the first
+difference a job hangs, or mixes up data of different tensors.
 """
 
 from __future__ import annotations
@@ -16,13 +16,17 @@ _Group = tuple[str, tuple[int, ...]]
 _UNEVEN = (CollectiveKind.ALL_TO_ALL, CollectiveKind.GATHER, CollectiveKind.SCATTER)
 _CHECK = RankCheckKind.COLLECTIVES
 _FOLLOWING = 8
-"""So many collectives after one that differs show where the order is the same again."""
+"""Number of collectives after a differing one that must agree again to show where the order
+resumes.
+"""
 _HANGS_S = 3.0
-"""A rank that is alone in a collective for so long waits for others that do not come."""
+"""Seconds after which a rank that is alone in a collective counts as waiting for ranks that do not
+come.
+"""
 
 
 def check(calls: RankCalls) -> RankCheck:
-    """Compare what the ranks of every group issue."""
+    """Compare the collectives and messages that the ranks of every group issue."""
     every = [c for listed in calls.collectives.values() for c in listed]
     if not every:
         return RankCheck(_CHECK, RankVerdict.NOTHING, "no collective was recorded")
@@ -37,7 +41,7 @@ def check(calls: RankCalls) -> RankCheck:
 
 
 def groups(calls: RankCalls) -> list[_Group]:
-    """(name, ranks) of all groups, in the order in which they are first used."""
+    """(name, ranks) of all groups, in the order of first use."""
     return list(
         dict.fromkeys((c.group, c.ranks) for listed in calls.collectives.values() for c in listed)
     )
@@ -67,9 +71,7 @@ def _group(calls: RankCalls, group: _Group) -> Iterator[RankFinding]:
 def _pair(
     calls: RankCalls, a: int, own: dict[int, Collective], b: int, theirs: dict[int, Collective]
 ) -> RankFinding | None:
-    """The first disagreement of two ranks. A gap in the numbers is a stretch that was not
-    recorded.
-    """
+    """The first disagreement of two ranks; None without one. Missing numbers were not recorded."""
     both = sorted(own.keys() & theirs.keys())
     first = next((n for n in both if _known(own[n]) != _known(theirs[n])), None)
     if first is not None and not _swapped(own, theirs, first):
@@ -92,7 +94,9 @@ def _pair(
 
 
 def _has_one_more(mine: dict[int, Collective], yours: dict[int, Collective], number: int) -> bool:
-    """Does one rank issue from a number on what the other does, after one of its own?"""
+    """Whether, from `number` on, one rank issues the same collectives as the other after one
+    additional collective.
+    """
     after = [n for n in range(number, number + _FOLLOWING) if n + 1 in mine and n in yours]
     return bool(after) and all(_known(mine[n + 1]) == _known(yours[n]) for n in after)
 
@@ -132,7 +136,9 @@ def _missing(
     theirs: dict[int, Collective],
     number: int,
 ) -> RankFinding:
-    """A rank has issued fewer: it ended without them, or the job was cut off."""
+    """The finding for a rank that issued fewer collectives: it ended without them, or the job was
+    cut off.
+    """
     one = own[number]
     ended = max((c.at for listed in calls.collectives.values() for c in listed), default=one.at)
     waited = max(ended, _finished(calls)) - one.at
@@ -167,7 +173,9 @@ def _finished(calls: RankCalls) -> float:
 
 
 def _messages(calls: RankCalls) -> Iterator[RankFinding]:
-    """The k-th message that one rank sends another is the k-th that this one takes from it."""
+    """Check that the k-th message that one rank sends to another matches the k-th that the other
+    receives from it.
+    """
     sent: dict[tuple[str, int, int], list[Collective]] = {}
     taken: dict[tuple[str, int, int], list[Collective]] = {}
     for rank, listed in calls.collectives.items():
@@ -207,7 +215,7 @@ def _message(
 
 
 def _form(c: Collective) -> tuple[Any, ...]:
-    """What the ranks of a group must agree in."""
+    """The properties in which the ranks of a group must agree."""
     if c.kind in _UNEVEN:
         return c.kind, c.op, c.dtype, c.peer
     if c.kind == CollectiveKind.BROADCAST:
@@ -216,7 +224,7 @@ def _form(c: Collective) -> tuple[Any, ...]:
 
 
 def _splits_fit(one: Collective, other: Collective) -> bool:
-    """Does each of two ranks take as many rows from the other as that one sends?"""
+    """Whether each of two ranks receives as many rows from the other as the other sends."""
     if one.kind != CollectiveKind.ALL_TO_ALL or not one.splits or not other.splits:
         return True
     a, b = one.ranks.index(one.rank), other.ranks.index(other.rank)

@@ -1,1 +1,3 @@
-"""Declared differences: what a policy allows, and quantised weights that nobody declared."""
+"""Judges declared differences: what a policy allows, and quantised weights that were not
+declared.
+"""

@@ -1,4 +1,4 @@
-"""The semantics that a call is replayed with where something is declared of it."""
+"""Lists the semantics with which a call is replayed where a policy declares something for it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from whence.records import Call, Program, Run
 from whence.replay import declared_semantics
 
 _INPUT_SCALES = ("input_scale", "act_scale", "activation_scale", "x_scale", "scale_x")
-# What is tried, in this order, when a target's quantised layers were not declared.
+# Schemes that are tried, in this order, when a target's quantised layers were not declared.
 _DYNAMIC = (
     None,
     Scheme(8, "token", mode="dynamic"),
@@ -33,8 +33,9 @@ _DYNAMIC = (
 
 @dataclass(frozen=True, slots=True)
 class CallReplay:
-    """Replays of one paired call. figures: under some semantics. cause: of flagged outputs, in one
-    word. wide: outputs of a program without parameters on the target's inputs, in float64.
+    """Replays of one paired call. figures: runs the replay under given semantics. cause: the cause
+    of flagged outputs, in one word. wide: float64 outputs of a program without parameters on the
+    target's inputs.
     """
 
     figures: Callable[[Semantics], ReplayResult]
@@ -44,8 +45,8 @@ class CallReplay:
 
 @dataclass(frozen=True, slots=True)
 class DeclaredCall:
-    """A paired call of which something is declared (`entries`, by what they declare), or some of
-    whose weights are quantised.
+    """A paired call with declarations (`entries`, by what they declare), or with quantised
+    weights.
     """
 
     pair: PairedCall
@@ -59,7 +60,7 @@ class DeclaredCall:
 
 
 class CandidateSemantics:
-    """Lists every replay that what is declared of a call allows."""
+    """Lists every replay that the declarations for a call allow."""
 
     def __init__(
         self, reference: Run, target: Run, masked: MaskedRows, ledger: DeclarationLedger
@@ -70,15 +71,15 @@ class CandidateSemantics:
         self._usual: list[Scheme | None] = list(_DYNAMIC)
 
     def prefer(self, scheme: Scheme | None) -> None:
-        """Try an activation scheme that explained a call first at the next: layers of one model are
-        quantised alike.
+        """Try the activation scheme that explained a call first for the next calls: layers of one
+        model are quantised alike.
         """
         self._usual.sort(key=lambda usual: usual != scheme)
 
     def of(
         self, declared: DeclaredCall, replaying: CallReplay
     ) -> Iterable[tuple[Semantics, Scheme | None]]:
-        """Every replay, the likeliest first; with each the activation scheme it assumes."""
+        """Every replay, the likeliest first, each with the activation scheme it assumes."""
         call, entries, weights = declared.pair.call, declared.entries, declared.weights
         entry = entries.get("quantisation")
         schemes: Sequence[Scheme | None] = (
@@ -114,7 +115,7 @@ class CandidateSemantics:
     def _edited(
         self, call: Call, entries: Mapping[str, Entry], replaying: CallReplay
     ) -> Sequence[Program | None]:
-        """The call's program in every form that is declared; None stands for it as it is."""
+        """The call's program in every declared form; None stands for the unchanged program."""
         program = self.reference.programs.get(call.program)
         forms: list[Program | None] = [None]
         if program is None:
@@ -134,14 +135,16 @@ class CandidateSemantics:
         return forms
 
     def _if_any(self, entry: Entry, edited: Sequence[Program | None]) -> list[Program | None]:
-        """Those that there are; where there are, the entry applies."""
+        """The programs that exist; if there are any, the entry counts as applied."""
         programs: list[Program | None] = [p for p in edited if p is not None]
         if programs:
             self._ledger.apply(entry)
         return programs
 
     def _gelu(self, program: Program, form: str, replaying: CallReplay) -> Program | None:
-        """The program with its GELU in this form; None where it computes none, or this one."""
+        """The program with its GELU in this form; None where it has no GELU, or already this
+        form.
+        """
         key = (program.id, form)
         if key not in self._programs:
             edited = declared_semantics.with_gelu(program, form)

@@ -1,4 +1,4 @@
-"""Verdicts of leaf calls that a policy speaks of, or whose weights are quantised."""
+"""Judges leaf calls for which a policy declares something, or whose weights are quantised."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ Judged = tuple[Verdict | None, list[judge.ReplayError]]
 
 @dataclass(frozen=True, slots=True)
 class _Explanation:
-    """What explains the outputs of a call best. plain: figures under the reference's semantics.
-    changed: other semantics than those explain more.
+    """The best explanation of the outputs of a call. plain: figures under the reference's
+    semantics. changed: whether other semantics explain more than those.
     """
 
     plain: Figures
@@ -42,7 +42,7 @@ class _Explanation:
 
 
 class DeclaredLeaves:
-    """Judges leaves against what is declared of them."""
+    """Judges leaf calls against the declarations for them."""
 
     def __init__(
         self,
@@ -62,7 +62,7 @@ class DeclaredLeaves:
         slots: Mapping[str, SlotPair],
         replaying: CallReplay | None,
     ) -> Judged:
-        """(verdict, figures it is based on) of a leaf call; (None, []) when nothing is declared of
+        """(verdict, figures it is based on) of a leaf call; (None, []) when nothing is declared for
         it and nothing is quantised.
         """
         call, ledger = pair.call, self._ledger
@@ -138,7 +138,7 @@ class DeclaredLeaves:
         explanation: _Explanation,
         replaying: CallReplay,
     ) -> Verdict:
-        """The verdict against the declared semantics, told apart by what was declared."""
+        """The verdict against the declared semantics, by kind of declaration."""
         entries, weights, call = declared.entries, declared.weights, declared.pair.call
         sqnr = sqnr_of(max(error.error_rel for _, error in explanation.plain))
         numbers = {**verdict.numbers, "sqnr_db": sqnr}
@@ -186,8 +186,8 @@ class DeclaredLeaves:
     def _from_dumps(
         self, evidence: judge.LeafEvidence, declared: DeclaredCall, why: str
     ) -> Verdict:
-        """Without replay: growth, with the loss of the quantised weights as rounding; nothing else
-        can be told from a fault then.
+        """Without replay: judges the error growth, with the loss of the quantised weights as
+        rounding. Nothing else can be told from a fault then.
         """
         entries, weights, call = declared.entries, declared.weights, declared.pair.call
         quantisation, tolerance = entries.get("quantisation"), entries.get("tolerance")
@@ -230,7 +230,7 @@ def _worst(figures: Sequence[tuple[str, judge.ReplayError]]) -> float:
 def _unexplained(
     verdict: Verdict, replaying: CallReplay, words: str, numbers: dict[str, float | None]
 ) -> Verdict:
-    """The verdict of an error that what is declared leaves."""
+    """The verdict on an error that the declarations do not explain."""
     if verdict.verdict != VerdictKind.INTRODUCED:
         return verdict.replace(numbers=numbers)
     return verdict.replace(

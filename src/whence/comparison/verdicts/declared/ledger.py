@@ -16,7 +16,7 @@ from whence.results import Declared, Verdict, VerdictKind
 
 PASSES = (VerdictKind.IDENTICAL, VerdictKind.NOISE, VerdictKind.INHERITED, VerdictKind.AMPLIFIED)
 Schemes = tuple[Scheme, Scheme | None]
-"""Of weights and of activations."""
+"""The schemes of weights and of activations."""
 
 
 class _Statement(NamedTuple):

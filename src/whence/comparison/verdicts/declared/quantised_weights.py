@@ -21,13 +21,13 @@ from whence.records import Call, Run
 from whence.replay import declared_semantics
 from whence.results import SlotPair
 
-_MAX_WEIGHTS = 4  # weights taken apart, kept for the other calls of the same module
+_MAX_WEIGHTS = 4  # dequantised weights kept for other calls of the same module
 
 
 @dataclass(frozen=True, slots=True)
 class QuantisedWeight:
-    """One quantised parameter of a call. values: the ways its values may be, dequantised.
-    difference: to what it should be. loss: relative 2-norm of what quantising it took away.
+    """One quantised parameter of a call. values: the dequantised values it may have. difference:
+    from what it should be. loss: relative 2-norm of the quantisation error.
     """
 
     slot: str

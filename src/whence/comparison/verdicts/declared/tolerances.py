@@ -1,4 +1,4 @@
-"""Tolerances that a policy declares of single tensors."""
+"""Applies tolerances that a policy declares for single tensors."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from whence.results import SlotPair, Verdict, VerdictKind
 
 
 class TensorTolerances:
-    """Applies `tolerance` entries to tensors of which no call is known: all else that can be
-    declared is of calls.
+    """Applies `tolerance` entries to tensors whose calls are unknown; all other kinds of entries
+    apply to calls.
     """
 
     def __init__(self, policy: Policy, ledger: DeclarationLedger) -> None:
         self._policy, self._ledger = policy, ledger
 
     def entry(self, slot: SlotPair, call: Call, label: Call) -> Entry | None:
-        """The last entry that speaks of a tensor, as `call` of the reference or `label` of the
-        target has it.
+        """The last entry that applies to a tensor, known as `call` in the reference or as `label`
+        in the target.
         """
         entries = (
             self._policy.of(a.scope, (a.op_type, b.op_type)).get("tolerance")
@@ -46,8 +46,8 @@ class TensorTolerances:
 
 
 def allows(entry: Entry, produced: Array, right: Array) -> bool:
-    """Is a tensor as near to what is right as an entry says? Elements that are not finite must be
-    alike.
+    """Whether a tensor is as near to the right one as an entry demands. Elements that are not
+    finite must be equal.
     """
     if entry.ignore:
         return True

@@ -1,5 +1,5 @@
-"""What rounding the codes of a layer explains, where its weights cannot be held against the
-reference's one by one, since a norm was folded into them.
+"""Measures how much error rounding to codes explains in a layer whose weights cannot be compared
+with the reference's one by one, because a norm was folded into them.
 """
 
 from __future__ import annotations
@@ -17,10 +17,11 @@ from whence.records.quantised import QuantisedLayer
 F64 = npt.NDArray[np.float64]
 _DRAWS = 4
 _ROUNDED = 12**-0.5
-"""Root mean square of what rounding to a grid changes, in steps."""
+"""Root mean square of the error of rounding to a grid, in steps."""
 _MOVED = 1 / 12
-"""Share of codes that move by one step, so that they change as much as rounding does: it is off by
-a twelfth of a squared step."""
+"""Share of codes that are moved by one step, so that they change as much as rounding does, whose
+mean squared error is a twelfth of a squared step.
+"""
 
 
 def beyond_steps(
@@ -31,12 +32,12 @@ def beyond_steps(
     *,
     with_weights: bool,
 ) -> str:
-    """What is wrong with the first output of a layer, "" when the steps of its codes explain what
-    it is off by. right: what the reference's program makes of the same numbers; with_weights: with
-    its own weights, so that rounding these counts too.
+    """Describes what is wrong with the first output of a layer; "" when the steps of its codes
+    explain the error. right: the result of the reference's program on the same numbers.
+    with_weights: it used the reference's own weights, so that rounding the weights counts too.
 
-    The target's own nodes are run with codes that are rounded anew, at random: what that changes,
-    in all and in each channel, is what rounding explains.
+    The target's own nodes are run with codes that are re-rounded at random. The change in all
+    elements, and in each channel, is what rounding explains.
     """
     own = programs.own(layer)[0].astype(np.float64)
     random = np.random.default_rng(0)
@@ -81,8 +82,8 @@ def beyond_steps(
 
 
 def saturates_inside(programs: LayerPrograms, layer: QuantisedLayer) -> bool:
-    """Are codes that the layer makes and reads itself at the end of their range, other than where
-    that stands for zero, as behind a ReLU?
+    """Whether codes that the layer makes and reads only itself lie at the end of their range,
+    except where the end stands for zero, as after a ReLU.
     """
     array_of = programs.target.run.array
     for coded in layer.inner:
@@ -96,7 +97,7 @@ def saturates_inside(programs: LayerPrograms, layer: QuantisedLayer) -> bool:
 
 
 def _moved(codes: Array, random: np.random.Generator) -> Array:
-    """Codes of which some are one step off."""
+    """The codes, some of them moved by one step at random."""
     info: Any = np.iinfo(codes.dtype)
     drawn = random.random(codes.shape)
     by = (drawn < _MOVED / 2).astype(np.int64) - (drawn > 1 - _MOVED / 2)

@@ -1,8 +1,8 @@
-"""Verdicts of quantised layers.
+"""Judges quantised layers.
 
-What the target made must be, to the nearest code, what the reference's program makes of the
-numbers that the target was given, with the numbers that its weights stand for. Then what is left
-is the loss of the scheme, which `sqnr_db` states.
+The target's output must be, to the nearest code, the result of the reference's program on the
+numbers that the target's inputs and weights stand for. The remaining error is the loss of the
+scheme, which `sqnr_db` states.
 """
 
 from __future__ import annotations
@@ -32,13 +32,14 @@ from whence.results import CauseKind, Confidence, Evidence, Verdict, VerdictKind
 _HELD_TO_A_CODE = "its codes are those of what the reference's operators make"
 _HELD_TO_ROUNDING = "what it is off by is what rounding its codes explains"
 _SAID = 1e-3
-"""Share of saturated numbers from which on a sentence states it."""
+"""Share of saturated numbers from which on the verdict mentions them."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Output:
     """An output of a layer. produced: the target's numbers. right: the reference's program with the
-    target's weights, None where these face none. plain: with its own.
+    target's weights; None where these have no counterpart. plain: the reference's program with its
+    own weights.
     """
 
     coded: Coded
@@ -102,7 +103,7 @@ class QuantisedLayers:
         plain = programs.right(call, layer, {})
         right: Sequence[Array | None] = [None] * len(plain)
         if call.quantised is not None:
-            # Codes on both sides: the reference's own, as numbers, are the same.
+            # Codes on both sides: the reference's own parameters, as numbers, equal the target's.
             right = list(plain)
         elif weights.all_face:
             right = programs.right(call, layer, weights.values, rounds=True)
@@ -132,7 +133,7 @@ class QuantisedLayers:
     def _wrong(
         self, outputs: Sequence[_Output], pair: PairedCall, layer: QuantisedLayer
     ) -> Verdict | None:
-        """The verdict where what a layer makes is not what it should be."""
+        """The verdict on a layer whose output is wrong; None where it is right."""
         programs = self.programs
         assert programs is not None
         verdict = Verdict(
@@ -175,7 +176,9 @@ class QuantisedLayers:
     def _wrong_beyond_steps(
         self, verdict: Verdict, output: _Output, layer: QuantisedLayer
     ) -> Verdict | None:
-        """The same where roundings inside, or of weights that face none, are in the result."""
+        """The verdict on a wrong output, as `_wrong`, where roundings inside the layer, or of
+        weights without a counterpart, affect the result.
+        """
         programs = self.programs
         assert programs is not None
         if broken := self._broken_node(layer):
@@ -197,7 +200,9 @@ class QuantisedLayers:
         return verdict.replace(cause=CauseKind.SEMANTIC, sentence=sentence)
 
     def _off_as_read(self, coded: Coded) -> str:
-        """What is wrong with numbers that were rounded to codes on the way into a layer."""
+        """Describes what is wrong with numbers that were quantised on their way into a layer; ""
+        for nothing.
+        """
         if coded.of < 0 or coded.grid is None or coded.codes < 0:
             return ""
         codes, array = self.target.array(coded.codes), self.target.array
@@ -207,8 +212,8 @@ class QuantisedLayers:
         return "" if found.score <= 1 else f"{found.elements} of {codes.size} are not the nearest"
 
     def _broken_node(self, layer: QuantisedLayer) -> str | None:
-        """Which node gives something else than it made where its own program runs again, and why,
-        in words; "" where none does, None where that is not known.
+        """Describes the node whose program, run again on its recorded inputs, does not give its
+        recorded output, and why; "" where there is none, None where that is unknown.
         """
         assert self.programs is not None
         try:
@@ -223,7 +228,7 @@ class QuantisedLayers:
         return words
 
     def _off(self, output: _Output, right: Array, by_tables: bool) -> tuple[str, float]:
-        """(what is wrong with an output, by how much), ("", score) when nothing is."""
+        """(what is wrong with an output, score); ("", score) when nothing is wrong."""
         grid = output.coded.grid
         if grid is None:
             limit = FLOAT_KERNELS * max(float(np.abs(right).max(initial=0.0)), 1e-30)
@@ -254,7 +259,7 @@ class QuantisedLayers:
         outputs: Sequence[_Output],
         numbers: dict[str, float | None],
     ) -> Verdict:
-        """The verdict of a layer whose loss is that of its scheme."""
+        """The verdict on a layer whose only loss is that of its scheme."""
         sqnr = numbers["sqnr_db"]
         held = _HELD_TO_A_CODE
         if layer.inner or outputs[0].right is None:
@@ -321,7 +326,7 @@ def _is_on_both(pair: PairedCall, output: _Output) -> bool:
 
 
 def _stated_fault(layer: QuantisedLayer, weights: CheckedWeights) -> tuple[str, str] | None:
-    """(slot, sentence) of what the parameters alone prove; None when that is nothing."""
+    """(slot, sentence) of a fault that the parameters alone prove; None without one."""
     for name, sentence in weights.sentences.items():
         slot = next((w.facing for w in layer.weights if w.name == name), "")
         return slot, f"{name}: {sentence}"

@@ -144,7 +144,7 @@ def _matmul(places: tuple[int, ...], made: tuple[int, int] | None) -> _Products:
 
 
 def _measured(member: Member, read: Mapping[int, Array], result: Array) -> list[_Product]:
-    """Of numbers that become codes inside, by their own range."""
+    """The product of a node that quantises its input itself, by the input's own range."""
     codes, scale, zero = measured(read[0])
     as_fused: dict[int, Array] = {
         0: codes.astype(np.uint8), 2: np.asarray(scale), 4: np.asarray(zero)

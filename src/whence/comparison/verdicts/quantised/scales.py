@@ -1,4 +1,6 @@
-"""Which recorded tensor is the scale of which codes: by name, or as another output of one call."""
+"""Finds which recorded tensor is the scale of which codes: by name, or as another output of the
+same call.
+"""
 
 from __future__ import annotations
 
@@ -16,9 +18,9 @@ _REST = re.compile(r"[._/-]?\w*")
 
 
 class Scales:
-    """Codes that were recorded beside their scales.
+    """Codes that were recorded together with their scales.
 
-    of: the pair of scales, by the pair of records of their codes. codes: the other way round.
+    of: pair of records of codes -> pair of records of their scales. codes: the inverse.
     """
 
     def __init__(self, paired: PairedRuns) -> None:
@@ -38,7 +40,7 @@ class Scales:
                 yield codes[0], scales[0]
 
     def _by_name(self) -> Iterator[tuple[SlotPair, SlotPair]]:
-        """Of labels: `x_scale` beside `x`, `x_q` or `x.codes`."""
+        """For labels: `x_scale` belongs to `x`, `x_q` or `x.codes`."""
         named: dict[tuple[int, int, str], list[tuple[str, SlotPair]]] = defaultdict(list)
         for index, slots in enumerate(self._paired.slots):
             call = self._paired.pair(index).call

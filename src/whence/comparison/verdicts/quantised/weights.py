@@ -1,4 +1,4 @@
-"""Weights and biases of a layer that are stored as codes, held against the reference's."""
+"""Checks the weights and biases of a layer that are stored as codes against the reference's."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from whence.records.quantised import F64, CodedWeight, QuantisedLayer
 
 @dataclass(frozen=True, slots=True)
 class CheckedWeights:
-    """The coded parameters of a layer. sentences: what is wrong, by name. values: float64, by the
-    slot of the reference's parameter that each stands for. schemes: of the weights. all_face: does
-    each stand for one, and is none of the reference's left?
+    """The coded parameters of a layer, checked. sentences: what is wrong, by name. values: float64,
+    by slot of the corresponding parameter of the reference. schemes: of the weights. all_face:
+    whether the parameters of both sides correspond one to one.
     """
 
     sentences: Mapping[str, str]
@@ -32,14 +32,14 @@ class CheckedWeights:
 
 
 class CodedParameters:
-    """Checks the coded parameters of layers, those of one layer once."""
+    """Checks the coded parameters of layers, each layer's once."""
 
     def __init__(self, reference: Run, target: Run) -> None:
         self.reference, self.target = reference, target
         self._checked: dict[tuple[int, ...], CheckedWeights] = {}
 
     def of(self, call: Call, layer: QuantisedLayer) -> CheckedWeights:
-        """Raises ElementsMissing."""
+        """The checked parameters of a layer. Raises ElementsMissing."""
         params = {ref.slot: ref.record for ref in call.slots("param")}
         key = (*params.values(), *(w.coded.codes for w in layer.weights))
         if key not in self._checked:
@@ -70,7 +70,7 @@ class CodedParameters:
         return CheckedWeights(sentences, values, tuple(schemes), all_face)
 
     def _equal_to(self, record: int, slots: Collection[str], params: Mapping[str, int]) -> str:
-        """The slot of the reference's parameter that a float one of the target equals, "" for
+        """The slot of the reference's parameter that equals a float parameter of the target; "" for
         none.
         """
         array = self.target.array(record)
@@ -82,8 +82,8 @@ class CodedParameters:
         return next(equal, "")
 
     def _one(self, weight: CodedWeight, reference: Array | None) -> tuple[str, Scheme | None]:
-        """(what is wrong with a parameter, its scheme where it is a weight). reference: the float
-        one, None where it is not known.
+        """(what is wrong with a parameter, its scheme if it is a weight). reference: the float
+        parameter, None where it is unknown.
         """
         grid, array = weight.coded.grid, self.target.array
         assert grid is not None
@@ -107,7 +107,7 @@ class CodedParameters:
 
 
 def _against(reference: Array, codes: Array, scale: F64, zero: F64, scheme: Scheme) -> str:
-    """What is wrong with a weight, "" when nothing is."""
+    """Describes what is wrong with a weight; "" when nothing is."""
     stored = _stored(reference, codes, scale, zero, scheme)
     checked = quantised_weights.check(reference, stored)
     if not checked.sentence:
