@@ -1,4 +1,4 @@
-"""Whether an expectation may be renewed, on a terminal."""
+"""Reports on a terminal whether an expectation may be renewed."""
 
 from __future__ import annotations
 

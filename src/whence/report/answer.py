@@ -1,8 +1,7 @@
-"""The answer on a terminal: first the answer, then the evidence, then the counts, within a
-screen.
+"""The answer on a terminal: the answer first, then the evidence, then the counts, within a screen.
 
-Executions of operators are counted, too: which is the first to differ, and which is the first
-that rounding does not explain.
+Executions of operators are counted too: the first that differs, and the first whose difference
+rounding does not explain.
 """
 
 from __future__ import annotations
@@ -36,8 +35,8 @@ from whence.results import (
 _MOST_FINDINGS = 5
 _MOST_COSTS = 5
 _MOST_MISSING = 5
-_WORTH = 0.01  # share of the outputs' squared error, from which on a layer is named
-_SATURATED = 1e-3  # share of results beyond the largest code, from which on it is shown
+_WORTH = 0.01  # share of the outputs' squared error from which on a layer is named
+_SATURATED = 1e-3  # share of results beyond the largest code from which on it is shown
 CAUSES: dict[str, str] = {
     CauseKind.PARAMETER: "the parameters differ",
     CauseKind.KERNEL: "the kernel computes something else than its code says",
@@ -50,17 +49,17 @@ CAUSES: dict[str, str] = {
 def answer(
     result: Comparison, *, output: str = "", occurrences: bool = False, width: int | None = None
 ) -> str:
-    """The whole answer as text. output: where the files were written, shown last. occurrences: the
-    whole table of them.
+    """The whole answer as text. output: where the files were written, shown last. occurrences:
+    include the whole table of executions.
 
-    width: of the terminal, at which lines are broken between words; None leaves them long.
+    width: of the terminal; lines are broken between words. None leaves them unbroken.
     """
     return text(_answer(result, output, occurrences), width)
 
 
 def _answer(result: Comparison, output: str, occurrences: bool) -> Document:
     logits_only = result.generation is not None and result.generation.logits_only
-    # Differing inputs come before everything: nothing further down means much then.
+    # Differing inputs come first: everything after them then means little.
     yield "INPUTS DIFFER", few(result.inputs_differ, 3)
     yield "PROGRAMS", result.programs
     yield "TARGET'S RANKS", (finding.sentence for finding in result.ranks[:_MOST_FINDINGS])
@@ -71,7 +70,7 @@ def _answer(result: Comparison, output: str, occurrences: bool) -> Document:
     yield from _remarks(result)
     for item in result.declared:
         yield from _declared(item)
-    if result.status == Status.SAME:  # a fault costs more, and moves the shares
+    if result.status == Status.SAME:  # a fault costs more and changes the shares
         yield from _costs(result.layer_costs)
     about = result.origin
     if about is not None and result.findings and about.steps[-1].name == result.findings[0].name:
@@ -83,7 +82,7 @@ def _answer(result: Comparison, output: str, occurrences: bool) -> Document:
     if result.effect is not None:
         yield "  at the outputs", effect.words(result.effect)
     yield from _missing(result.missing)
-    # A line with words to fill in cannot be typed as it stands, and does not look so.
+    # A line with words to fill in cannot be typed as it stands, so it must not look as if it could.
     yield (
         "  next",
         (
@@ -105,14 +104,14 @@ def _answer(result: Comparison, output: str, occurrences: bool) -> Document:
 
 
 def _more(items: Sequence[object], where: str) -> tuple[str, str]:
-    """How many more than those that are shown there are."""
+    """Says how many more items there are than those shown."""
     more = len(items) - _MOST_FINDINGS
     return "", f"{count(more)} more in {where}" if more > 0 else ""
 
 
 def _missing(missing: Sequence[NotThere]) -> Document:
-    """What either run lacks; what was accepted is left out. Of being watched the line of the
-    observer effect tells.
+    """Says what either run lacks, except what the user accepted. The line on the observer effect
+    covers the effect of the capture.
     """
     missing = [one for one in missing if one.kind != Lack.WATCHED]
     for accepted, some in itertools.groupby(missing[:_MOST_MISSING], attrgetter("accepted")):
@@ -131,7 +130,7 @@ def written_to(result: Comparison, output: str) -> str:
 
 
 def cause_words(finding: Finding) -> str:
-    """What is wrong, as far as that is known."""
+    """The cause of a finding in words, as far as it is known."""
     cause = CAUSES.get(finding.cause, "")
     return f"{finding.cause}: {cause}" if cause else str(finding.verdict)
 
@@ -172,12 +171,12 @@ def _head(result: Comparison) -> Iterator[tuple[str, str]]:
 
 
 def is_bitwise(result: Comparison) -> bool:
-    """Has every tensor the same bits on both sides?"""
+    """Whether every tensor is equal on both sides bit by bit."""
     return set(result.counts) <= {VerdictKind.IDENTICAL} and not result.alike
 
 
 def same_words(result: Comparison) -> str:
-    """What every difference of two runs without a fault is."""
+    """The explanation of all differences between two runs without a fault."""
     text = _same_by_rounding(result)
     if not result.alike:
         return text
@@ -246,7 +245,7 @@ def _where(finding: Finding, result: Comparison) -> str:
 
 
 def _figures(finding: Finding, result: Comparison) -> Document:
-    """What was measured of a finding."""
+    """The measured figures of a finding."""
     numbers = finding.numbers
     e_in, e_out = numbers.get("e_in"), numbers.get("e_out")
     if e_in is not None and e_out is not None and finding.verdict != VerdictKind.PARAM_DIFF:
@@ -287,7 +286,9 @@ _COUNTED: dict[str, str] = {
 
 
 def _remarks(result: Comparison) -> Document:
-    """What passes and is worth a look, by name; the loss of quantised layers has its own rows."""
+    """Passing modules that deserve a look, by name; the loss of quantised layers has its own
+    rows.
+    """
     quantised = {name for item in result.declared if not item.declared for name in item.names}
     remarks = [
         r
@@ -322,7 +323,7 @@ def _declared(item: Declared) -> Document:
 
 
 def _costs(costs: Sequence[LayerCost]) -> Document:
-    """The quantised layers that cost most: not those that would save nothing in float."""
+    """The quantised layers that cost most; layers that would gain nothing in float are left out."""
     worth = [(c, c.explains) for c in costs if c.explains is not None and c.explains >= _WORTH]
     for place, (cost, share) in enumerate(worth[:_MOST_COSTS]):
         words = f"{cost.name}   SQNR {cost.sqnr_db:.1f} dB"
@@ -340,7 +341,7 @@ def _costs(costs: Sequence[LayerCost]) -> Document:
 
 
 def _equal_inputs(finding: Finding, result: Comparison) -> str:
-    """What is known of inputs of which none differs."""
+    """Says what is known of the inputs when none of them differs."""
     pair = (
         result.plan.pairs[finding.pair] if finding.pair in range(len(result.plan.pairs)) else None
     )
@@ -360,7 +361,7 @@ def _absent(finding: Finding, result: Comparison) -> str:
     pair = result.plan.pairs[finding.pair]
     both = any(map(is_input, pair.only_reference)) and any(map(is_input, pair.only_target))
     if both and finding.cause not in (CauseKind.INPUT, CauseKind.STRUCTURAL):
-        return ""  # numbered otherwise
+        return ""  # has another number
     sides = (
         ("reference", pair.only_reference, "not passed in the target"),
         ("target", pair.only_target, "passed only in the target"),
@@ -390,7 +391,9 @@ _MOST = 4
 
 
 def _occurrences(result: Comparison, *, every: bool = False) -> Document:
-    """every: all operators, by type and by name; else the first of those that differ."""
+    """Lines on executions of operators. every: all operators, by type and by name; else only the
+    first that differ.
+    """
     table = result.occurrences
     if table is None or (table.first_difference is None and not every):
         return
@@ -402,7 +405,7 @@ def _occurrences(result: Comparison, *, every: bool = False) -> Document:
     if significant is not None:
         yield "FIRST SIGNIFICANT", _in_full(significant)
     elif first is not None and not result.findings:
-        # a finding may name a module, which is not a counted operator
+        # a finding may name a module, which is not counted as an operator
         yield "FIRST SIGNIFICANT", "none: rounding explains every difference"
     rows = sorted(
         (r for r in table.rows if every or (r.by == "type" and r.first_significant is not None)),
@@ -424,7 +427,7 @@ def _occurrence_order(row: Counted) -> tuple[bool, bool, int]:
 
 
 def _occurrence_sentence(row: Counted) -> str:
-    """What became of one operator's executions."""
+    """A sentence on the executions of one operator."""
     name, first = row.name, row.first_difference
     uncompared = (
         f"; {count(row.count - row.compared)} of {count(row.count)} could not be compared"

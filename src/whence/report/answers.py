@@ -1,4 +1,4 @@
-"""Rows of an answer to a question in SQL: as an aligned table, as CSV, as JSON."""
+"""Writes the rows of an SQL query's answer as an aligned table, as CSV or as JSON."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _WIDEST = 60
 
 
 def aligned(columns: Sequence[str], batches: Rows) -> Iterator[str]:
-    """Lines of a table, as wide as its first rows need. What is cut ends in three dots."""
+    """Lines of a table, as wide as its first rows need. Cells that are cut end in three dots."""
     widths: list[int] = []
     right: list[bool] = []
     count = 0
@@ -59,7 +59,7 @@ def _text(value: Any) -> str:
 
 
 def as_csv(columns: Sequence[str], batches: Rows) -> Iterator[str]:
-    """CSV in parts. A text that a spreadsheet would take for a formula is quoted."""
+    """CSV in parts. A text that a spreadsheet would read as a formula is quoted."""
     yield csv_text([map(cell, columns)])
     for batch in batches:
         yield csv_text(
@@ -68,7 +68,7 @@ def as_csv(columns: Sequence[str], batches: Rows) -> Iterator[str]:
 
 
 def as_json(columns: Sequence[str], batches: Rows) -> Iterator[str]:
-    """A JSON list of objects, in parts; what JSON cannot hold is null or a text."""
+    """A JSON list of objects, in parts; values that JSON cannot hold become null or text."""
     yield "["
     first = True
     for batch in batches:

@@ -1,5 +1,5 @@
-"""The tables of a comparison as batches of Arrow, and as a Parquet file: written as they are read,
-so that a million rows need little memory. pyarrow is imported when it is asked for.
+"""The tables of a comparison as Arrow batches and as a Parquet file. Rows are written as they are
+read, so that a million rows need little memory. pyarrow is imported only here, when needed.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ _BATCH = 8192
 
 
 class Table(NamedTuple):
-    """A table: what a row of it is, its columns as (name, type), which may take reading all of it,
-    and its rows in turn as tuples.
+    """A table: what one row stands for, its columns as (name, type) (computing them may require
+    reading every row), and its rows as tuples.
     """
 
     about: str
@@ -114,7 +114,7 @@ def tables(result: Comparison) -> dict[str, Table]:
 
 
 def named(result: Comparison, table: str) -> Table:
-    """One of the tables. Raises UsageError with those that there are."""
+    """One of the tables. Raises UsageError, listing the available ones."""
     known = tables(result)
     if table not in known:
         raise UsageError(f"table {table!r}: there are {', '.join(known)}")
@@ -122,7 +122,7 @@ def named(result: Comparison, table: str) -> Table:
 
 
 def reader(table: Table) -> Any:
-    """A `pyarrow.RecordBatchReader` of a table, whose batches are made as they are read. Raises
+    """A `pyarrow.RecordBatchReader` over a table, which makes batches as they are read. Raises
     MissingDependency.
     """
     arrow = extras.needed("pyarrow", "a table of a comparison")
@@ -148,7 +148,7 @@ def to_arrow(result: Any, table: str) -> Any:
 
 
 def write_parquet(result: Any, path: str | Path, table: str) -> int:
-    """Write a table as a Parquet file, batch by batch, and return how many rows it has. Raises
+    """Write a table as a Parquet file, batch by batch, and return its number of rows. Raises
     UsageError, MissingDependency, StoreFailed.
     """
     parquet = extras.needed("pyarrow.parquet", "a Parquet file")
@@ -182,7 +182,7 @@ def _type(arrow: ModuleType, kind: str) -> Any:
 def _cells(kind: str, cells: Iterable[Any]) -> list[Any]:
     if kind == "map":
         return [list(cell.items()) for cell in cells]
-    if kind == "string":  # names come from runs, and a run may hold half of a pair of surrogates
+    if kind == "string":  # names come from runs and may contain half of a surrogate pair
         return [None if c is None else c.encode("utf-8", "replace").decode() for c in cells]
     return list(cells)
 
@@ -194,7 +194,7 @@ def _of_fields(columns: Columns, items: Iterable[Any]) -> Iterator[tuple[Any, ..
 
 
 class _Pairs:
-    """The table "pairs", with a column for every figure that any of its rows has."""
+    """The table "pairs", with a column for every figure that occurs in any row."""
 
     def __init__(self, result: Comparison) -> None:
         self._result = result
@@ -208,7 +208,7 @@ class _Pairs:
         return tuple(names)
 
     def columns(self) -> Columns:
-        """Fields of the pair, what was measured, and where the largest error is."""
+        """Columns: fields of the pair, its figures, and the index of the largest error."""
         taken = {name for name, _ in _ROW}
         figures = [name if name not in taken else f"figure_{name}" for name in self._metrics]
         return (
@@ -219,7 +219,7 @@ class _Pairs:
         )
 
     def rows(self) -> Iterator[tuple[Any, ...]]:
-        """A row of each pair."""
+        """Yields one row for each pair."""
         metrics = self._metrics
         fields: Callable[[Row], tuple[Any, ...]] = operator.attrgetter(*(name for name, _ in _ROW))
         for row in self._result.rows:

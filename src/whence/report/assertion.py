@@ -1,4 +1,4 @@
-"""What a failed assertion says: who differs, why, by how much, and where to look."""
+"""The message of a failed assertion: what differs, why, by how much, and where to look."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ _WIDTH = 120
 
 
 def disparity(result: Comparison, folder: str | os.PathLike[str] | None) -> str:
-    """The message of a failed parity check. folder: holds the comparison `cmp`, None where nothing
-    was kept; the runs are where it says they are.
+    """The message of a failed parity check. folder: contains the comparison `cmp`, which names the
+    paths of the runs; None where nothing was kept.
     """
     claim = "models differ" if result.status == Status.DIFFERENT else "cannot be told"
     kept = _kept(result, folder) if folder is not None else ()
@@ -26,7 +26,7 @@ def disparity(result: Comparison, folder: str | os.PathLike[str] | None) -> str:
 
 
 def _kept(result: Comparison, folder: str | os.PathLike[str]) -> Iterator[str]:
-    """Where all is, and commands that look into it."""
+    """Says where everything was kept, and which commands show it."""
     compared = shlex.quote(clean(Path(folder) / "cmp"))
     yield clean(folder)
     yield f"whence report {compared} -o report.html"

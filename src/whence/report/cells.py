@@ -1,4 +1,6 @@
-"""Cells of views: what several tools write alike, and whence's own columns."""
+"""Cells of table views: those that several tools write in the same form, and whence's own
+columns.
+"""
 
 from __future__ import annotations
 
@@ -13,22 +15,22 @@ Columns = dict[str, Callable[[int, ViewRow], Cell]]
 
 
 def figure(name: str) -> Callable[[int, ViewRow], Cell]:
-    """A figure as Python prints it; empty where there is none."""
+    """A figure in Python's notation; empty where it is missing."""
     return lambda _, row: row.figures.get(name)
 
 
 def reference(make: Callable[[Shown], Cell]) -> Callable[[int, ViewRow], Cell]:
-    """A cell about the reference's tensor; empty where there is none."""
+    """A cell about the reference's tensor; empty without one."""
     return lambda _, row: make(row.reference) if row.reference is not None else None
 
 
 def target(make: Callable[[Shown], Cell]) -> Callable[[int, ViewRow], Cell]:
-    """A cell about the target's tensor; empty where there is none."""
+    """A cell about the target's tensor; empty without one."""
     return lambda _, row: make(row.target) if row.target is not None else None
 
 
 def either(make: Callable[[Shown], Cell]) -> Callable[[int, ViewRow], Cell]:
-    """A cell about the reference's tensor, or the target's where only it has one."""
+    """A cell about the reference's tensor, or about the target's where only the target has one."""
 
     def made(_: int, row: ViewRow) -> Cell:
         side = row.reference or row.target
@@ -38,13 +40,13 @@ def either(make: Callable[[Shown], Cell]) -> Callable[[int, ViewRow], Cell]:
 
 
 def path(side: Shown) -> str:
-    """Where the dump keeps a tensor; its name where it has no file."""
+    """The path of a tensor in its dump; its name where it has no file."""
     return side.path or name(side)
 
 
 def name(side: Shown) -> str:
-    """A tensor by call and slot: "layers.0.mlp.output.0", with "#2" behind the call when it is its
-    third of the step.
+    """A tensor by call and slot: "layers.0.mlp.output.0", with "#2" after the call for its third
+    execution in the step.
     """
     occurrence = f"#{side.occurrence}" if side.occurrence else ""
     return f"{side.name}{occurrence}.{'backward.' if side.phase == 'backward' else ''}{side.slot}"
@@ -59,22 +61,22 @@ def shape(side: Shown) -> str:
 
 
 def guarded(value: Cell) -> Cell:
-    """A cell that no spreadsheet takes for a formula. Numbers stay numbers."""
+    """A cell that no spreadsheet reads as a formula. Numbers stay numbers."""
     if isinstance(value, float):
         return repr(value)
     return cell(value) if isinstance(value, str) else value
 
 
 def table(columns: Columns, rows: Iterable[ViewRow]) -> str:
-    """The table as CSV. What a spreadsheet would take for a formula is quoted."""
+    """The table as CSV. Text that a spreadsheet would read as a formula is quoted."""
     makes = columns.values()
     cells = ([guarded(make(index, row)) for make in makes] for index, row in enumerate(rows))
     return csv_text([columns, *cells])
 
 
 def status(row: ViewRow) -> str:
-    """`Fail` where the fault is, empty where none is, `Unknown` where that cannot be told: as the
-    verdict has it, whatever the tool's own tolerance says.
+    """`Fail` at the fault, empty where there is none, `Unknown` where it cannot be told. This
+    follows whence's verdict and not the tolerance of the imitated tool.
     """
     if row.verdict in GUILTY:
         is_meant = is_param(row.slot) == (row.verdict == VerdictKind.PARAM_DIFF)

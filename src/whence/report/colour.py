@@ -1,4 +1,4 @@
-"""Colours of an answer on a terminal: of the word that decides it, and of what comes next."""
+"""Colours an answer on a terminal: the word that decides it, and the next steps."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def coloured(text: str) -> str:
 
 
 def is_wanted(stream: TextIO) -> bool:
-    """Does this stream show colours? A terminal does, unless NO_COLOR (no-color.org) or TERM=dumb
-    says otherwise.
+    """Whether a stream should get colours: it is a terminal, and neither NO_COLOR (no-color.org)
+    nor TERM=dumb forbids them.
     """
     return stream.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"

@@ -1,4 +1,4 @@
-"""What two commits compute, on a terminal and as JSON."""
+"""Compares the results of two commits, on a terminal and as JSON."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a conversion wrote, and what it left out and why, as lines. Computes nothing."""
+"""Reports what a conversion wrote, what it left out and why, as lines. Computes nothing."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _NAMES = 3
 
 
 def converted(result: Any, destination: str, to: str) -> list[str]:
-    """written: of `api.convert`."""
+    """The lines of the report. result: of `api.convert`."""
     lines = [
         f"{clean(destination)}: {count(result.tensors, 'tensor')}, {size(result.nbytes)}, in "
         f"{count(len(result.files), 'file')} of {to}"

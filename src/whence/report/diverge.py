@@ -1,4 +1,4 @@
-"""When two trainings part, on a terminal."""
+"""Reports on a terminal when two trainings diverge."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def _brief(part: Parting | None) -> str:
 
 
 def _drift(result: Diverged) -> Document:
-    """How far the runs are apart: at the first steps that differ and at the end."""
+    """Says how far apart the runs are at the first steps that differ and at the end."""
     known = [d for d in result.drift if d.apart is not None]
     if not known or not known[-1].apart:
         return

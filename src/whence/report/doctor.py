@@ -1,5 +1,5 @@
-"""A Checkup on a terminal: healthy or not, then the clean runs, the faults by kind, what was not
-named, and what it cost.
+"""A Checkup on a terminal: healthy or not, then the clean runs, the faults by kind, faults that
+were not named, and the cost.
 """
 
 from __future__ import annotations

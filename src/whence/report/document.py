@@ -1,7 +1,8 @@
-"""What an answer says, in parts that are shown alike: fields, tables and lines.
+"""The parts from which answers are built and which look the same everywhere: fields, tables and
+lines.
 
-A layout yields the parts, of whatever a run holds, and leaves out nothing that is empty: what has
-nothing to say is dropped here, and what a terminal would obey is made harmless here.
+A layout yields all its parts, whatever a run contains, including empty ones. This module drops the
+empty parts and removes control characters that a terminal would obey.
 """
 
 from __future__ import annotations
@@ -16,12 +17,12 @@ from whence.report.tables import clean, columns, count, folded
 P = ParamSpec("P")
 T = TypeVar("T")
 LEFT = 19
-"""Column in which the texts of fields begin."""
+"""Column at which the texts of fields begin."""
 
 
 @dataclass(frozen=True)
 class Table:
-    """Rows with straight columns. right: positions of columns that align right."""
+    """Rows with aligned columns. right: positions of columns that are aligned right."""
 
     rows: Iterable[Sequence[str]]
     right: Sequence[int] = ()
@@ -29,13 +30,15 @@ class Table:
 
 
 Field = tuple[str, str | Iterable[str] | None]
-"""A title and its text, or texts of which the first has the title. Without a text no line."""
+"""A title and its text, or several texts of which the first stands beside the title. Without a text
+there is no line.
+"""
 Part = Field | Table | str
 Document = Iterable[Part]
 
 
 def text(document: Document, width: int | None = None) -> str:
-    """A document on a terminal. width: at which lines are broken between words."""
+    """A document as text for a terminal. width: of lines, which are broken between words."""
     lines = "".join(f"{line}\n" for part in document for line in _lines(part))
     return folded(lines, width, LEFT)
 
@@ -54,7 +57,7 @@ def _lines(part: Part) -> Iterator[str]:
 
 
 def answering(layout: Callable[P, Document]) -> Callable[P, str]:
-    """A layout as a function that gives the text."""
+    """Turns a layout into a function that returns the text."""
 
     @functools.wraps(layout)
     def said(*args: P.args, **kwargs: P.kwargs) -> str:
@@ -66,7 +69,9 @@ def answering(layout: Callable[P, Document]) -> Callable[P, str]:
 def few(
     items: Sequence[T], most: int, say: Callable[[T], str] = str, noun: str = "", where: str = ""
 ) -> Iterator[str]:
-    """The first items, and how many more there are. noun: of them; where: the others are."""
+    """The first items, and how many more there are. noun: for one item. where: where the others are
+    listed.
+    """
     yield from map(say, items[:most])
     if more := max(len(items) - most, 0):
         yield f"and {count(more, noun) if noun else f'{count(more)} more'}{where}"

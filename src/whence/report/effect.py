@@ -1,4 +1,4 @@
-"""What the differences come to at the outputs of the models, in words."""
+"""Describes the effect of the differences on the outputs of the models, in words."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from whence.results import Effect
 
 
 def words(effect: Effect) -> str:
-    """One line: the largest error of an output, rows of scores whose largest element moved, tokens
-    that changed.
+    """One line: the largest error of an output, rows of scores whose largest element moved, and
+    tokens that changed.
     """
     parts = [_size(effect)] if effect.outputs or effect.unmeasured else []
     if effect.rows and not effect.tokens:

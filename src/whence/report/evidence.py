@@ -1,4 +1,4 @@
-"""What an answer rests on: its evidence and the further runs."""
+"""Describes what an answer is based on: its evidence and the further runs."""
 
 from __future__ import annotations
 
@@ -16,11 +16,13 @@ _BLIND: dict[str, str] = {
 }
 
 _RARE = 1e-3
-"""Chance from which on a finding is said to be rare."""
+"""Chance below which a finding is called rare."""
 
 
 def part_of_call(finding: Finding) -> str:
-    """Which part of the call a finding is about: a slot, or the operator in code of its own."""
+    """The part of the call that a finding is about: a slot, or an operator in the call's own
+    code.
+    """
     parts = finding.operator.split(".")
     operator = parts[1] if len(parts) > 2 else finding.operator
     if is_inside(finding.slot) and operator:
@@ -31,7 +33,7 @@ def part_of_call(finding: Finding) -> str:
 
 
 def basis(result: Comparison) -> str:
-    """What the answer rests on and could not have seen, "" where nothing was judged."""
+    """What the answer is based on and what it could not have seen; "" where nothing was judged."""
     c = result.coverage
     measured = _measured(c, "all", "all")
     if result.evidence == Evidence.REPLAY:
@@ -68,7 +70,7 @@ def basis(result: Comparison) -> str:
 
 
 def _measured(coverage: Coverage, every: str, calls: str) -> str:
-    """What share was measured, of calls that are so many. every: they all."""
+    """The share of all calls that was measured, in words."""
     share = every if coverage.seen >= coverage.calls else f"{coverage.share:.0%} of {calls}"
     through = count(coverage.covered, "call") if coverage.covered else ""
     return f"{share} measured" + (f", {through} through what they lead to" if through else "")
@@ -88,7 +90,7 @@ _BASES: dict[str, str] = {
 
 
 def lines(result: Comparison) -> Document:
-    """The fields of an answer that say what it rests on."""
+    """The fields of an answer that state its evidence."""
     if text := basis(result):
         sure = f"{confidence(result.findings[0])}: " if says_how_sure(result) else ""
         yield "  how sure", f"{sure}{text}"
@@ -98,7 +100,7 @@ def lines(result: Comparison) -> Document:
         where = f"first in {drawn.name} ({drawn.op_type}), step {drawn.step}"
         text = f"differ in {count(drawn.calls, 'call')}, {where}, rank {drawn.rank}"
         yield "  random numbers", f"{text}; replays take the target's"
-    for note in result.notes:  # by how much a capture changed what it captured
+    for note in result.notes:  # how much a capture changed the results it captured
         side, is_effect, words = note.partition(OBSERVER)
         if is_effect:
             yield "  observer effect", f"{side}{words}"
@@ -107,19 +109,19 @@ def lines(result: Comparison) -> Document:
 
 
 def says_how_sure(result: Comparison) -> bool:
-    """Does a line of its own say how sure the first finding is?"""
+    """Whether the answer has a line of its own on the certainty of the first finding."""
     alone = result.generation is not None and result.generation.logits_only
     return bool(result.findings) and result.status == Status.DIFFERENT and not alone
 
 
 def confidence(finding: Finding) -> str:
-    """How sure a finding is, in words."""
+    """The certainty of a finding, in words."""
     return f"{finding.confidence}{chance(finding)}"
 
 
 def chance(finding: Finding) -> str:
-    """In how many comparisons of correct targets rounding would come as far, in words; "" where the
-    finding does not rest on it, or is beyond doubt anyhow.
+    """In how many comparisons of correct targets rounding would reach this far, in words; "" where
+    the finding is not based on it, or is certain anyway.
     """
     rare = finding.numbers.get("chance")
     if rare is None or rare > _RARE or finding.confidence == Confidence.CERTAIN:
@@ -130,7 +132,7 @@ def chance(finding: Finding) -> str:
 
 
 def visible(result: Comparison) -> str:
-    """How large a fault would have been named, in a sentence; "" where nothing says so."""
+    """A sentence on how large a fault must be to be named; "" where that is unknown."""
     sizes = {(v.evidence, v.kind): v for v in result.visible}
     parts = []
     for evidence in (Evidence.REPLAY, Evidence.TWO_DUMPS):

@@ -1,7 +1,7 @@
 """A Comparison as JSON and CSV. Everything is written from the Comparison; nothing is computed.
 
-Rows, pairs and verdicts that are columns are written as columns: the text of what repeats is
-made once, and is the text that each item would have alone.
+Rows, pairs and verdicts that are stored as columns are written column by column. Repeated values
+are encoded once; the text is the same as if each item were encoded alone.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ T = TypeVar("T")
 
 
 def everything_json(result: Comparison) -> Iterator[bytes]:
-    """`report.json` in parts: the whole Comparison; `load_comparison` reads it back. Infinite
+    """`report.json` in parts: the whole Comparison, which `load_comparison` reads back. Infinite
     figures become null.
     """
     for place, name in enumerate(Comparison.__struct_fields__):
@@ -41,7 +41,7 @@ def everything_json(result: Comparison) -> Iterator[bytes]:
 
 
 _NO_PAIRS = len('{"pairs":[]')
-_BATCH = 4096  # items that are written at once
+_BATCH = 4096  # items that are written in one go
 
 
 def _array_json(items: Sequence[Any]) -> Iterator[bytes]:
@@ -61,7 +61,7 @@ def _items_json(part: Iterable[Any]) -> bytes:
 
 
 def _parts(items: Sequence[T]) -> Iterator[Iterable[T]]:
-    """The items, some at a time, as columns where they are made as these."""
+    """Yields the items in batches, as columns where they are stored as columns."""
     if isinstance(items, MadeOnDemand):
         yield from items.parts()
         return
@@ -71,8 +71,8 @@ def _parts(items: Sequence[T]) -> Iterator[Iterable[T]]:
 
 
 def table_csv(result: Comparison) -> Iterator[str]:
-    """`report.csv` in parts: one line per pair of records; a cell holds a number, or is empty where
-    there is none (`why` says why).
+    """`report.csv` in parts: one line per pair of records. A cell holds a number, or is empty where
+    there is none (`why` gives the reason).
     """
     examples = result.rows.examples if isinstance(result.rows, MadeOnDemand) else None
     rows = result.rows if examples is None else examples
@@ -93,8 +93,8 @@ def table_csv(result: Comparison) -> Iterator[str]:
 
 
 def _cells(rows: Sequence[Row], metrics: Sequence[str]) -> Iterator[tuple[Any, ...]]:
-    """The cells of each row."""
-    # what was measured of equal pairs is one object
+    """Yields the cells of each row."""
+    # equal pairs share one object with their figures
     measured = {id(row.measured): row.measured for row in rows}
     ends = dict(zip(measured, _ends(list(measured.values()), metrics), strict=True))
     columns = ([getattr(row, name) for row in rows] for name in _NAMES)
@@ -106,7 +106,7 @@ def _cells(rows: Sequence[Row], metrics: Sequence[str]) -> Iterator[tuple[Any, .
 
 
 def _ends(measured: Sequence[Measured], metrics: Sequence[str]) -> list[tuple[str, ...]]:
-    """The columns of what was measured, row by row."""
+    """The columns of figures, row by row."""
     columns = (
         ["yes" if m.identical else "no" for m in measured],
         [m.tier for m in measured],
@@ -118,13 +118,15 @@ def _ends(measured: Sequence[Measured], metrics: Sequence[str]) -> list[tuple[st
 
 
 def _each(make: Callable[[Any], object], values: Sequence[Hashable]) -> list[object]:
-    """A column of cells. Names and shapes repeat from step to step; each is made once."""
+    """A column of cells. Names and shapes repeat from step to step; each distinct value is
+    formatted once.
+    """
     known = {value: make(value) for value in set(values)}
     return [known[value] for value in values]
 
 
 def _figures(values: Sequence[float | None]) -> list[str]:
-    """A column of figures: whole numbers without a point, nothing where there is none."""
+    """A column of figures: whole numbers without a decimal point, empty where there is none."""
     cells = ["" if value is None else repr(value) for value in values]
     numbers = np.array([np.nan if value is None else value for value in values], np.float64)
     is_whole = (numbers == np.trunc(numbers)) & (np.abs(numbers) < _MOST_WHOLE)
@@ -136,11 +138,11 @@ def _figures(values: Sequence[float | None]) -> list[str]:
 _MOST_WHOLE = 1e15
 
 K = TypeVar("K", bound=Hashable)
-_MARK = 10**15  # a number that nothing in a row, pair or verdict of columns has
+_MARK = 10**15  # a number that does not occur in rows, pairs or verdicts stored as columns
 
 
 def _rows_json(rows: RowColumns) -> str:
-    """The items of a JSON array."""
+    """The rows as items of a JSON array."""
     fields = (
         *("pair", "name", "op_type", "step", "rank", "occurrence"),
         *("reference_slot", "target_slot", "reference_record", "target_record"),
@@ -172,8 +174,8 @@ def _rows_json(rows: RowColumns) -> str:
 
 
 def _rows_csv(rows: RowColumns, end: str, others: Mapping[int, str]) -> str:
-    """The lines of a table. end: what the lines of equal tensors end with, behind `rule`, with its
-    end; others: the lines of the rows that are not like them, by place.
+    """The rows as lines of a table. end: the end of the lines of equal tensors, after the column
+    `rule`. others: by position, the lines of all other rows.
     """
     kinds = _text_of_each(
         lambda names: _line_start((rows.like.verdict, cell(names[0]), cell(names[1]))),
@@ -198,7 +200,7 @@ def _rows_csv(rows: RowColumns, end: str, others: Mapping[int, str]) -> str:
 
 
 def _pairs_json(pairs: PairColumns) -> str:
-    """The items of a JSON array."""
+    """The pairs as items of a JSON array."""
     cut = _around(pairs.like, ("reference", "target", "slots"))
     slots = _text_of_each(lambda slot: f"[{_json(slot)},{_json(slot)},", pairs.slot)
     paired = [
@@ -214,7 +216,7 @@ def _pairs_json(pairs: PairColumns) -> str:
 
 
 def _verdicts_json(verdicts: VerdictColumns) -> str:
-    """The items of a JSON array."""
+    """The verdicts as items of a JSON array."""
     whole, part = (
         _around(verdicts.whole, ("pair",)),
         _around(verdicts.part, ("pair", "stretch")),
@@ -236,12 +238,12 @@ def csv_line(cells: Iterable[object]) -> str:
 
 
 def _line_start(cells: Iterable[object]) -> str:
-    """The cells that a line begins with, or some of its middle."""
+    """Consecutive cells at the start or in the middle of a line, with a comma at the end."""
     return csv_line(cells)[:-1] + ","
 
 
 def _extents(shape: tuple[int, ...]) -> str:
-    """A shape as a cell has it."""
+    """The extents of a shape, in the form of a cell: "2x3"."""
     return "x".join(map(str, shape))
 
 
@@ -250,7 +252,7 @@ _NAMES: dict[str, Callable[[Any], object]] = {
     "reference_slot": cell, "target_slot": cell, "reference_dtype": str, "target_dtype": str,
     "reference_shape": _extents, "target_shape": _extents, "rule": str,
 }  # fmt: skip
-"""The columns before what was measured, and how a cell of each is made."""
+"""The columns before the figures, each with the function that formats its cells."""
 
 
 def _json(value: object) -> str:
@@ -262,7 +264,7 @@ def _text_of_each(make: Callable[[K], str], values: Iterable[K]) -> dict[K, str]
 
 
 def _around(like: Any, fields: Sequence[str]) -> list[str]:
-    """The JSON of a struct, cut where the values of these fields stand, in their order."""
+    """The JSON of a struct, split at the values of these fields, in the order of the fields."""
     marks = {name: _MARK + number for number, name in enumerate(fields)}
     rest, out = _json(msgspec.structs.replace(like, **marks)), []
     for mark in marks.values():

@@ -1,5 +1,5 @@
-"""A Comparison as columns, and as a data frame of pandas or polars, which are imported here when
-they are asked for.
+"""A Comparison as columns, and as a data frame of pandas or polars, which are imported only when
+needed.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ _FIGURES = "measured"
 
 
 def columns(result: Comparison, table: str) -> dict[str, list[Any]]:
-    """Columns of a table, of equal length; None where a cell holds nothing. Raises UsageError for a
-    table that there is not.
+    """Columns of a table, of equal length; None where a cell is empty. Raises UsageError for an
+    unknown table.
     """
     if table == "pairs":
         return _pairs(result)
@@ -76,7 +76,7 @@ def _missing(package: str, error: ImportError) -> MissingDependency:
 
 
 def _figures(result: Comparison) -> list[str]:
-    """Names of figures, in the order in which they first occur."""
+    """Names of figures, in the order of first occurrence."""
     return list(dict.fromkeys(name for row in result.rows for name in row.measured.values))
 
 
@@ -102,7 +102,7 @@ def _pairs(result: Comparison) -> dict[str, list[Any]]:
 def _structs(
     kind: type[msgspec.Struct], items: Iterable[Any], without: Sequence[str] = ()
 ) -> dict[str, list[Any]]:
-    """Columns of structs; a table of numbers in one of them becomes columns of its own."""
+    """Columns of structs; a table of numbers inside a struct is expanded to columns of its own."""
     items = list(items)
     out: dict[str, list[Any]] = {}
     for field in kind.__struct_fields__:

@@ -1,4 +1,4 @@
-"""What became of a kernel under fuzz, on a terminal."""
+"""Reports on a terminal how a kernel behaved under fuzzing."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""What two runs generated, as text and CSV: a line per prompt, then the first token that rounding
-does not explain.
+"""Reports what two runs generated, as text and CSV: a line per prompt, and the first token that
+rounding does not explain.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _FIGURES = (
 
 
 def lines(comparison: Comparison) -> Document:
-    """The fields of an answer that say what became of the tokens."""
+    """The fields of an answer on generated tokens."""
     result = comparison.generation
     if result is None:
         return
@@ -51,7 +51,7 @@ def lines(comparison: Comparison) -> Document:
 
 
 def _counts(result: Generation) -> str:
-    """How many prompts pass, of how many tokens, and what became of those that changed."""
+    """Says how many prompts pass, over how many tokens, and how the changed ones were judged."""
     explained, unexplained, sampled = (sum(p.flips[k] for p in result.prompts) for k in range(3))
     kinds = {token.verdict for token in result.tokens}
     by_rounding = "explained by rounding" + " or inherited from it" * (TokenKind.INHERITED in kinds)
@@ -94,7 +94,7 @@ def _state(prompt: Prompted) -> str:
 
 
 def _shown(prompts: tuple[Prompted, ...]) -> list[Prompted]:
-    """All in their order; of very many first those that do not pass."""
+    """The prompts in their order; of very many, those that do not pass first."""
     if len(prompts) <= _MOST_PROMPTS:
         return list(prompts)
     return sorted(prompts, key=lambda p: ("FAIL", "NO", "PASS").index(_state(p)))[:_MOST_PROMPTS]
@@ -114,8 +114,8 @@ def _prompt(prompt: Prompted, result: Generation) -> str:
 
 
 def _what(prompt: Prompted, result: Generation) -> str:
-    """What became of a prompt: its first token that differs, and from where on its logits are
-    off.
+    """Describes the result of a prompt: its first token that differs, and the position from which
+    on its logits are off.
     """
     if prompt.first < 0 and prompt.off < 0:
         if prompt.outcome != "not compared":
@@ -154,8 +154,8 @@ def _figure(token: Token, name: str) -> str:
 
 
 def generation_csv(result: Comparison) -> str:
-    """`generation.csv`: one line per token that was compared, in the order in which the reference
-    chose them.
+    """`generation.csv`: one line per compared token, in the order in which the reference generated
+    them.
     """
     head = ("verdict", "prompt", "token", *_FIELDS, *_FIGURES, "why")
     generated = result.generation

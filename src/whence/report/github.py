@@ -1,5 +1,5 @@
-"""A Comparison as workflow commands of GitHub Actions (also read by Gitea and Forgejo): findings
-stand at the lines they name.
+"""A Comparison as workflow commands of GitHub Actions (also read by Gitea and Forgejo), which show
+findings at lines of source files.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from whence.report.remarks import Remark, remarks
 from whence.report.tables import clean
 from whence.results import Comparison
 
-_MOST = 10  # of one kind that a step shows
+_MOST = 10  # annotations of one kind that a step shows
 _LEVELS = {"note": "notice"}
 
 
@@ -36,5 +36,5 @@ def _line(remark: Remark) -> str:
 
 
 def _data(text: str) -> str:
-    # What a run names must not begin a command of its own: `clean` leaves no line end.
+    # A name from a run must not start a command of its own: `clean` removes line ends.
     return clean(text).replace("%", "%25")

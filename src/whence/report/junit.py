@@ -1,6 +1,7 @@
-"""A Comparison as JUnit XML: a case for the answer, and one for every call or generated prompt.
+"""A Comparison as JUnit XML: one test case for the answer, and one for every call or generated
+prompt.
 
-A call that was compared passes, fails, or cannot be told (`_cases`); what could not be compared is
+A compared call passes, fails, or cannot be told (`_cases`); calls that could not be compared are
 skipped.
 """
 
@@ -18,7 +19,7 @@ _OUTCOMES = {"same": "passed", "different": "failed", "undecided": "skipped"}
 
 
 def junit_xml(result: Comparison) -> str:
-    """The whole file. Names and sentences are cleaned of everything that XML cannot hold."""
+    """The whole file. Characters that XML does not allow are removed from names and sentences."""
     suite = _Suite(sum(result.timing.values()))
     suite.case(
         "answer",
@@ -51,7 +52,7 @@ def junit_xml(result: Comparison) -> str:
 
 
 class _Suite:
-    """A test suite of XML, which counts its cases."""
+    """A test suite in XML, which counts its cases."""
 
     def __init__(self, seconds: float) -> None:
         self._root = ElementTree.Element("testsuite", name="whence", time=f"{seconds:.3f}")
@@ -87,13 +88,13 @@ _DOWNSTREAM = (VerdictKind.INHERITED, VerdictKind.AMPLIFIED)
 
 
 def _cases(result: Comparison) -> Iterator[tuple[Row, str, str]]:
-    """(one of its rows, outcome, why in a sentence) of every compared call in the order of the
-    reference. Outcome: "passed", "failed", or "skipped" (not comparable, not judged, or only
-    suspected). Calls of which no tensor is paired are left out.
+    """(a row of the call, outcome, sentence) for every compared call, in the order of the
+    reference. Outcome: "passed", "failed" or "skipped" (not comparable, not judged, or only
+    suspected). Calls without a paired tensor are left out.
     """
     called = {f.pair: f.source for f in result.findings if AT_LINE.search(f.source)}
     outcomes: dict[int, tuple[bool, str]] = {}
-    # the worst is said last, and stays
+    # the worst verdict comes last and is kept
     for verdict in sorted(result.verdicts, key=lambda v: severity(v.verdict)):
         line = verdict.source or called.get(verdict.pair, "")
         outcomes[verdict.pair] = (
@@ -126,8 +127,8 @@ def _cases(result: Comparison) -> Iterator[tuple[Row, str, str]]:
 
 
 def _unseen(pair: CallPair, rows: list[Row]) -> str:
-    """Which output of a call could not be compared, and why; "" when all were. An empty tensor
-    holds nothing that could differ.
+    """Which output of a call could not be compared, and why; "" when all were. Empty tensors do not
+    count: they have no elements that could differ.
     """
     for slot in pair.only_reference:
         if slot.startswith(_MADE):

@@ -1,5 +1,5 @@
-"""Labels as a table with the columns of the `aclcmp` report, and no others; one row per pair of
-labels, or label that has no partner.
+"""Labels as a table with exactly the columns of the `aclcmp` report: one row per pair of labels, or
+per label without a partner.
 """
 
 from __future__ import annotations
@@ -25,5 +25,5 @@ def labels_written_to(result: Comparison, output: str) -> str:
 
 
 def labels_csv(rows: Iterable[ViewRow]) -> str:
-    """The table as text; data_id is the name that the label is shown under."""
+    """The table as CSV text; data_id is the name under which the label is shown."""
     return table({**COLUMNS, "data_id": either(lambda side: side.name)}, rows)

@@ -1,5 +1,5 @@
-"""A Ladder on a terminal: the stage, level or release, then a line per rung, then the pass or
-optimiser that a bisection named.
+"""A Ladder on a terminal: first the stage, level or release at fault, then a line per rung, then
+the pass or optimiser that a bisection named.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from whence.report.document import Document, Table, answering
 from whence.report.tables import count
 from whence.results import Ladder, LadderKind, Pass, Rung, RungKind, Status
 
-# What is named, and what is counted in the last column.
+# The name of a rung, and the unit counted in the last column.
 _WORDS: dict[str, tuple[str, str]] = {
     LadderKind.STAGES: ("STAGE", "graphs"),
     LadderKind.LEVELS: ("LEVEL", "nodes"),

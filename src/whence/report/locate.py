@@ -1,4 +1,6 @@
-"""A Location on a terminal: the error at the output, then what explains it, round by round."""
+"""A Location on a terminal: the error at the output, then the operators that explain it, round by
+round.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""A Comparison as Markdown, for the summary of a job, a ticket or a comment: the answer, its
-findings, the counts.
+"""A Comparison as Markdown, for a job summary, a ticket or a comment: the answer, its findings, the
+counts.
 
-`drift` says in one line how far a run moved from the one before it.
+`drift` says in one line how far a run moved from the previous one.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ _RUNS = re.compile(r"`+")
 
 
 def markdown(result: Comparison) -> str:
-    """The whole text. Names of a run are code, sentences are escaped: neither makes a link, a
-    mention or HTML.
+    """The whole text. Names from a run are set as code and sentences are escaped, so that neither
+    becomes a link, a mention or HTML.
     """
     return "\n".join(_lines(result)) + "\n"
 
@@ -82,7 +82,7 @@ def _finding(number: int, finding: Finding) -> tuple[str, ...]:
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> Iterator[str]:
-    """Lines of a table; cells are Markdown already and hold no bare bar."""
+    """Lines of a table. Cells are Markdown already and contain no unescaped bar."""
     yield f"| {' | '.join(head)} |"
     yield f"|{' --- |' * len(head)}"
     for row in rows:
@@ -90,13 +90,13 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> Iterator[str]:
 
 
 def fenced(text: str) -> str:
-    """Lines shown as they are, whatever they hold."""
+    """Lines in a code block, whatever they contain."""
     fence = "`" * max(3, 1 + max((len(run) for run in _RUNS.findall(text)), default=0))
     return f"{fence}text\n{text}\n{fence}"
 
 
 def code(text: object) -> str:
-    """Text as code, whatever it holds, also in a table."""
+    """Text as inline code, whatever it contains, also inside a table."""
     plain = clean(text).replace("|", "\\|")
     fence = "`" * (1 + max((len(run) for run in _RUNS.findall(plain)), default=0))
     blank = " " if plain[:1] in ("`", " ", "") or plain[-1:] in ("`", " ") else ""
@@ -104,16 +104,18 @@ def code(text: object) -> str:
 
 
 def words(text: str) -> str:
-    """Prose that is shown as it is: no mark-up, no HTML, nobody mentioned."""
+    """Prose shown literally: no mark-up, no HTML, no mention."""
     return _MEANT.sub(r"\\\1", clean(text).replace("&", "&amp;")).replace("@", "&#64;")
 
 
 _WHOLE_CALL = -1
-"""`Verdict.stretch` of a leaf."""
+"""The value of `Verdict.stretch` for a leaf."""
 
 
 def drift(result: Comparison) -> str:
-    """What became of the numbers: none, rounding and where it begins, a fault, or not known."""
+    """Says how the numbers moved: not at all, by rounding and from where on, by a fault, or that it
+    is unknown.
+    """
     if result.status == Status.UNDECIDED:
         return "not known, whence cannot tell"
     if result.status == Status.DIFFERENT:
@@ -129,7 +131,7 @@ def drift(result: Comparison) -> str:
 
 
 def _first_moved(result: Comparison) -> Row | None:
-    """The first output that differs, in the order of execution: of a leaf, where one does."""
+    """The first output that differs, in execution order; that of a leaf, if a leaf differs."""
     if set(result.counts) <= {VerdictKind.IDENTICAL}:
         return None
     leaves = {verdict.pair for verdict in result.verdicts if verdict.stretch == _WHOLE_CALL}
@@ -141,6 +143,6 @@ def _first_moved(result: Comparison) -> Row | None:
 
 
 def _ulps(row: Row) -> str:
-    """By how many units in the last place the worst element is off, where that was measured."""
+    """Error of the worst element in units in the last place, where it was measured."""
     ulps = row.measured.values.get("ulp_max")
     return f" ({ulps:.0f} ulp)" if ulps else ""

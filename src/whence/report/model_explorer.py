@@ -1,4 +1,4 @@
-"""A Comparison as node data of Model Explorer: the error of each node as its value, the verdict as
+"""A Comparison as node data for Model Explorer: the error of each node is its value, the verdict
 its colour.
 """
 
@@ -25,8 +25,8 @@ _COLOURS = {
 
 
 def model_explorer(result: Comparison, keys: Mapping[str, str] | None = None) -> str:
-    """The whole file. keys: by the name of a call, what the graph calls its node or the output of
-    it; None where it has the names of the calls. A call that was not measured has no node data.
+    """The whole file. keys: name of a call -> name of its node or output in the graph; None where
+    the graph uses the names of the calls. Calls that were not measured have no node data.
     """
     nodes = {
         name if keys is None else keys[name]: _node(node)

@@ -1,5 +1,5 @@
-"""What a comparison says of one module, in lines: the verdict, why, where its error comes from, its
-calls and tensors.
+"""What a comparison says of one module, in lines: the verdict and its reason, where the error comes
+from, its calls and tensors.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def module_lines(module: ModuleResult) -> Iterator[str]:
 
 
 def meaning(module: ModuleResult) -> str:
-    """What the differences mean, with how sure that is."""
+    """The meaning of the differences, and its certainty."""
     words = f"{module.verdict}: {_MEANS.get(module.verdict, module.verdict)}"
     first = module.findings[0] if module.findings else None
     if module.inside and not module.introduced:
@@ -59,7 +59,7 @@ def meaning(module: ModuleResult) -> str:
 
 
 def module_rows(module: ModuleResult) -> Iterator[tuple[str, str]]:
-    """(title, text) of each line but those of the tensors."""
+    """(title, text) of each line except those of tensors."""
     if module.sentence and module.verdict != VerdictKind.IDENTICAL:
         yield "why", clean(module.sentence)
     if text := _came_in(module.call):
@@ -74,7 +74,7 @@ def module_rows(module: ModuleResult) -> Iterator[tuple[str, str]]:
 
 
 def size(row: Row) -> str:
-    """How far the two tensors are apart."""
+    """How far apart the two tensors are."""
     if row.measured.identical:
         return "bitwise equal"
     if row.measured.tier == "none":
@@ -83,7 +83,7 @@ def size(row: Row) -> str:
 
 
 def _came_in(call: ModuleCall) -> str:
-    """The error at the output beside the one that came in."""
+    """The error at the output, compared with the error at the inputs."""
     after, before = call.worst, call.worst_input
     if after is None or after.measured.identical:
         return ""

@@ -1,4 +1,4 @@
-"""The first values that are not finite, on a terminal."""
+"""Reports on a terminal the first values that are not finite."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from whence.report.tables import count, spaced, where
 from whence.results import Nans, NotFinite, Range
 
 _MOST_READ = 6
-_NEAR = 0.5  # of the largest number of a dtype
+_NEAR = 0.5  # share of a dtype's largest number
 
 
 @answering

@@ -1,4 +1,4 @@
-"""What viewers of graphs show of a Comparison: an error and a verdict by the name of a node."""
+"""The error and verdict of each node, by name, for viewers of graphs."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from whence.results import Comparison, VerdictKind, severity
 
 
 class NodeError(NamedTuple):
-    """error: relative 2-norm of the output that is furthest off in any step and rank, None where no
-    output was measured. verdict: the worst of its calls.
+    """error: relative 2-norm of the worst output over all steps and ranks; None where no output was
+    measured. verdict: the worst of its calls.
     """
 
     error: float | None
@@ -18,7 +18,7 @@ class NodeError(NamedTuple):
 
 
 def node_errors(result: Comparison) -> dict[str, NodeError]:
-    """By the name of the call in the reference, in the order of execution."""
+    """Node errors by the name of the call in the reference, in execution order."""
     known: dict[str, NodeError] = {}
     for row in result.rows:
         error, verdict = known.get(row.name, NodeError(None, VerdictKind(row.verdict)))

@@ -1,5 +1,5 @@
-"""What a notebook shows of a comparison, a module of it, a finding or a run. Styles are inline and
-take the notebook's own colours, light or dark.
+"""How a notebook shows a comparison, one of its modules, a finding or a run. Styles are inline and
+use the notebook's own colours, light or dark.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from whence.results import Comparison, Finding, ModuleResult
 
 _FINDINGS = 10
 _LINES = 60
-_DESCRIBED = 100_000  # records; a heading counts all of them
+_DESCRIBED = 100_000  # records that are shown; a heading counts all of them
 _SIGNS = {"same": "✓", "different": "✗", "undecided": "?"}
 _TINTS = {"same": "#1b7837", "different": "#b2182b", "undecided": "#a6611a"}
 _CELL = "text-align:left;padding:2px 10px 2px 0;vertical-align:top"
 
-_PRE = '<pre style="font-family:monospace">'  # notebooks set text in columns in their own font
+_PRE = '<pre style="font-family:monospace">'  # notebooks set text columns in their own font
 
 
 def html(item: Any) -> str:
-    """HTML of a Comparison, one of its modules, a Finding, or else a Run."""
+    """HTML for a Comparison, one of its modules, a Finding or a Run."""
     if isinstance(item, Comparison):
         return _comparison(item)
     if isinstance(item, ModuleResult):
@@ -44,7 +44,7 @@ def html(item: Any) -> str:
 
 
 def markdown(item: Any) -> str:
-    """The same as Markdown."""
+    """Markdown with the same content as `html`."""
     if isinstance(item, Comparison):
         return whole(item)
     if isinstance(item, Finding):
@@ -118,7 +118,7 @@ def _finding(finding: Finding) -> tuple[str, ...]:
 
 
 def _run(run: Any) -> tuple[list[str], list[str]]:
-    """What ran, and its modules; of a very large run one line."""
+    """The command of a run, and its modules; one line for a very large run."""
     if len(run.records) > _DESCRIBED:
         return [text(run)], []
     tree = list(islice(show.tree(run, show.Choice()), _LINES + 1))

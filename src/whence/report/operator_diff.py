@@ -11,14 +11,14 @@ from whence.report.document import Document, Table, answering
 from whence.report.tables import cell, clean, count, csv_text, listed, number, shortened, size
 
 SHOWN = 20
-WHY = 160  # characters of a reason
+WHY = 160  # characters of a reason that are shown
 
 
 def tested_csv(diff: Any, *, xray: bool = False) -> str:
-    """A line per test; of a side that has no row the cells are empty. diff: of `api.diff_results`.
+    """A line per test; cells of a side without a row are empty. diff: of `api.diff_results`.
 
-    xray: as summary_diff_check of torch_xray writes it: sides xpu and gpu, operators by their
-    number in dump.json, `pass` and `fail`; the name of the test stands behind.
+    xray: in the format of torch_xray's summary_diff_check: sides xpu and gpu, operators by their
+    number in dump.json, `pass` and `fail`; the name of the test comes last.
     """
     sides = ("xpu", "gpu") if xray else ("tgt", "ref")
     beyond = [f"{side}_1e-{k}" for k in range(1, 9) for side in sides]
@@ -69,8 +69,8 @@ def tested_csv(diff: Any, *, xray: bool = False) -> str:
 
 
 def _xray_name(test: str, op: str) -> str:
-    """`gelu_default_0[12]` as `00012-aten`, the name of the operator in dump.json; a test of a
-    backward pass says so behind.
+    """`gelu_default_0[12]` as `00012-aten`, the operator's name in dump.json; tests of a backward
+    pass have a suffix that says so.
     """
     match = re.fullmatch(r"(.*)\[(\d+)\]", test)
     if match is None:
@@ -133,7 +133,7 @@ def _number(text: str) -> str:
 
 
 def written(result: Any) -> list[str]:
-    """What `api.generate_tests` wrote, and what it left out and why, as lines."""
+    """Lines on what `api.generate_tests` wrote, what it left out and why."""
     lines = [
         f"{count(result.tests, 'test')} in {count(result.files, 'file')}, {size(result.nbytes)} "
         f"of data: {clean(result.folder)}",

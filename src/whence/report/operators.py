@@ -10,17 +10,17 @@ from whence.report import tables
 from whence.report.tables import HEAD, TAIL, shortened
 
 WHERE = 3
-CAP = 60  # characters of tensors, arguments and places in a table
+CAP = 60  # characters of tensors, arguments and places in a table that are shown
 _CAPPED = (4, 5, 7, 8)
 _HEAD = ("operator", "count", "time", "share", "in", "out", "range out", "arguments", "where")
 
 
 def operators(groups: Sequence[Any], form: str, width: int | None = None) -> Iterator[str]:
-    """Lines of a listing. groups: of `api.signatures`, those of one operator behind each other.
-    form: "table", "json" or "csv".
+    """Lines of a listing. groups: of `api.signatures`, grouped by operator. form: "table", "json"
+    or "csv".
 
-    width: of the terminal. In a table of any width tensors and places are cut; JSON and CSV have
-    all.
+    width: of the terminal. Tables of any width cut tensors and places; JSON and CSV hold
+    everything.
     """
     total = sum(g.seconds for g in groups)
     if form == "json":

@@ -1,5 +1,5 @@
-"""Where a difference comes from, as text: the way back, the operator it ends at, and what is known
-of it.
+"""Describes the origin of a difference as text: the path back to it, the operator where it ends,
+and what is known of that.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ def origin_text(origin: Origin) -> Document:
 
 
 def origin_json(origin: Origin) -> str:
-    """The same as JSON."""
+    """The same content as `origin_text`, as JSON."""
     return msgspec.json.format(msgspec.json.encode(origin)).decode() + "\n"
 
 
 def about(origin: Origin) -> Document:
-    """What is known of the operator at the end."""
+    """What is known of the operator at the end of the path."""
     end = origin.steps[-1]
     if origin.among:
         yield "  or one of", f"{listed(origin.among, 4)}: what they made was not compared"
@@ -53,7 +53,7 @@ def about(origin: Origin) -> Document:
 
 
 def _attributes(origin: Origin) -> list[str]:
-    """Those that the target has otherwise first."""
+    """Attributes of the operator, those that differ in the target first."""
     of_target = origin.target_attributes
     return [
         f"{key}={value}" + (f" (target {of_target[key]})" if key in of_target else "")

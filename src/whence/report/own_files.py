@@ -1,4 +1,6 @@
-"""Which files whence wrote, by how they begin or end: --force replaces these, and no others."""
+"""Recognises files that whence wrote, by how they begin or end: --force replaces these and no
+others.
+"""
 
 from __future__ import annotations
 
@@ -9,8 +11,8 @@ from pathlib import Path
 from whence.errors import OutputExists
 
 MARK = "written by whence"
-"""What files say of themselves in a comment or in what they hold beside their content."""
-_LOOKED_AT = 1 << 12  # bytes at either end
+"""Files contain this text in a comment or in a field beside their content."""
+_LOOKED_AT = 1 << 12  # bytes read at either end
 _STARTS = re.compile(
     rb"[^\n]*   \S[^\n]* run   |index,rank,root,|\{\"(?:path|call)\": |Index +Step |"  # show
     rb"[^\n]*   step -?\d+, rank \d+, call |[^\n]*   rank \d+   step|"
@@ -28,8 +30,8 @@ _STARTS = re.compile(
 
 
 def check_replaceable(path: str | os.PathLike[str], force: bool) -> None:
-    """Raise OutputExists where a file is there, and `force` does not allow to replace it, or
-    somebody else wrote it. What is not a regular file, as a pipe, is written to as it is.
+    """Raise OutputExists where a file exists and `force` does not allow replacing it, or whence did
+    not write it. Anything that is not a regular file, such as a pipe, may be written to.
     """
     file = Path(path)
     if not file.is_file():
@@ -44,7 +46,7 @@ def check_replaceable(path: str | os.PathLike[str], force: bool) -> None:
 
 
 def is_own(file: Path) -> bool:
-    """Did whence write this file? An empty one is nobody's."""
+    """Whether whence wrote this file. An empty file counts as not written by whence."""
     try:
         with file.open("rb") as content:
             size = os.fstat(content.fileno()).st_size

@@ -1,4 +1,4 @@
-"""What packing a run came to, in lines."""
+"""Reports the result of packing a run, in lines."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from whence.report.tables import clean, size
 
 
 def state(packing: Any) -> str:
-    """That a run is packed: against what, how much it takes, and what it needs to be read."""
+    """Says that a run is packed: against which run, its size, and what is needed to read it."""
     sizes = f"tensors take {size(packing.packed_nbytes)} in place of {size(packing.nbytes)}"
     if packing.problem:
         return f"this run is packed: {sizes}. {clean(packing.problem)}"
@@ -17,12 +17,12 @@ def state(packing: Any) -> str:
 
 
 def relocated(run: str, reference: str) -> str:
-    """Where the reference of a packed run lies now."""
+    """Says where the reference of a packed run is now."""
     return f"{clean(run)}: its reference lies at {clean(reference)}"
 
 
 def packed(result: Any, against: str) -> list[str]:
-    """What was packed. against: the reference, or ""."""
+    """Says what was packed. against: path of the reference, or ""."""
     ratio = result.nbytes / result.packed_nbytes if result.packed_nbytes else 1.0
     lines = [
         f"written to {clean(result.path)}: tensors take {size(result.packed_nbytes)} in place of "
@@ -34,7 +34,7 @@ def packed(result: Any, against: str) -> list[str]:
 
 
 def unpacked(result: Any) -> list[str]:
-    """What was unpacked."""
+    """Says what was unpacked."""
     return [
         f"written to {clean(result.path)}: {size(result.nbytes)} of tensors out of "
         f"{size(result.packed_nbytes)}"

@@ -1,5 +1,5 @@
-"""Which calls are paired, as text, as JSON, and as a map to edit. Siblings are one line:
-`model.layers.*.mlp` and how many.
+"""A plan of paired calls as text, as JSON, and as a map to edit. Siblings share one line:
+`model.layers.*.mlp` and their number.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from whence.results import TENSOR_RULE, CallPair, Plan, SlotPair
 
 Operands = Mapping[int, Sequence[tuple[str, tuple[int, ...]]]]
 
-_MOST = 12  # lines of names without a partner
+_MOST = 12  # lines of names without a partner that are shown
 
 
 @answering
 def plan_text(plan: Plan, reference: Run, target: Run) -> Document:
-    """The plan for a terminal: what is paired and why, then what is left."""
+    """The plan for a terminal: what is paired and why, then what has no partner."""
     selected = (
         {*(p.reference for p in plan.pairs), *(a for a, _ in plan.ambiguous)},
         {
@@ -66,7 +66,7 @@ def plan_text(plan: Plan, reference: Run, target: Run) -> Document:
 
 
 def _slot_lines(pairs: list[CallPair]) -> Iterator[str]:
-    """How slots of some pairs are laid out, and which have no partner."""
+    """Says how slots of these pairs are laid out, and which have no partner."""
     slots = [slot for pair in pairs for slot in pair.slots if slot.dims]
     dims = dict.fromkeys(f"{slot.reference_slot} = {slot.dims}" for slot in slots)
     yield from itertools.islice(dims, 6)
@@ -130,17 +130,17 @@ def plan_json(plan: Plan, reference: Run, target: Run) -> str:
 
 
 _Reasoned = tuple[dict[str, Any], CallPair]
-"""An entry of a map, and the pair that it was made of."""
+"""An entry of a map, and the pair from which it was made."""
 
 
 def _yaml(entry: dict[str, Any]) -> str:
-    """An entry as it stands in the list of a map."""
+    """An entry as an item of the YAML list in a map."""
     return yaml.safe_dump([entry], sort_keys=False, width=140)
 
 
 def plan_map(plan: Plan, reference: Run, target: Run) -> str:
-    """The plan as a map file: pairs that exact names do not make, numbers written {i}, each below
-    what it was paired by; the rest as comments.
+    """The plan as a map file: pairs that equal names alone would not give, with numbers written
+    {i}, each under the rule that paired it; everything else as comments.
     """
     operands = _own({m.record: m.operands for m in plan.made_target})
     groups: dict[str, dict[str, list[_Reasoned]]] = {}
@@ -152,7 +152,7 @@ def plan_map(plan: Plan, reference: Run, target: Run) -> str:
             alike.setdefault(_yaml(entry), [(entry, pair)]).append((exact, pair))
     entries: dict[str, _Reasoned] = {}
     for forms in groups.values():
-        # Siblings that are not made alike are written one by one.
+        # Siblings that are not derived in the same way are written one by one.
         for general, *each in forms.values():
             for entry, pair in [general] if len(forms) == 1 else each:
                 entries.setdefault(_yaml(entry), (entry, pair))
@@ -174,11 +174,11 @@ def plan_map(plan: Plan, reference: Run, target: Run) -> str:
 def _entry(
     pair: CallPair, reference: Run, target: Run, operands: Operands, *, general: bool = True
 ) -> dict[str, Any] | None:
-    """One pair as an entry of a map; None where names already say it, or a map cannot. general:
-    numbers written {i}.
+    """One pair as an entry of a map; None where names alone give it, or a map cannot express it.
+    general: write numbers as {i}.
     """
     a, b = reference.calls[pair.reference], target.calls[pair.target]
-    # those are found again by their elements
+    # these pairs are found again by their elements
     if not a.scope or not b.scope or pair.rule == TENSOR_RULE:
         return None
     slots: dict[str, Any] = {}
@@ -187,7 +187,7 @@ def _entry(
         for s in pair.slots
         if s.dims and (operand := _operands(s, pair, target, operands)) is not None
     }
-    # Every call of the target has one name in an entry: that of its part where it is one, else x.
+    # In an entry every call of the target has one name: that of the part it is, else x.
     called = {
         scope: name
         for _, calls, others in derived.values()
@@ -221,8 +221,8 @@ def _entry(
 def _operands(
     slot: SlotPair, pair: CallPair, target: Run, operands: Operands
 ) -> tuple[str, dict[str, str], dict[str, str]] | None:
-    """(expression, operand -> scope, operand -> slot where it is another) of a made tensor; None
-    when it is made in several stages.
+    """(expression, operand -> scope, operand -> slot where it differs) of a derived tensor; None
+    when it is derived in several stages.
     """
     calls, others = {}, {}
     for name, ids in operands.get(slot.target_record, ()):
@@ -240,8 +240,8 @@ def _operands(
 
 
 def _own(operands: Operands) -> Operands:
-    """The records of the run itself that made ones depend on, through all stages, by the names that
-    they have in the whole expression.
+    """The run's own records from which tensors are derived, through all stages, by their names in
+    the whole expression.
     """
     out: dict[int, tuple[tuple[str, tuple[int, ...]], ...]] = {}
     for record in sorted(operands):
@@ -253,7 +253,7 @@ def _own(operands: Operands) -> Operands:
 
 
 def _renamed(text: str, names: Mapping[str, str]) -> str:
-    """An expression with other names for its tensors; the names of axes, in quotes, stay."""
+    """An expression with other names for its tensors; names of axes, which are in quotes, stay."""
     parts = text.split("'")
     parts[::2] = [
         re.sub(r"[A-Za-z_]\w*", lambda m: names.get(m[0], m[0]), part) for part in parts[::2]
@@ -262,9 +262,7 @@ def _renamed(text: str, names: Mapping[str, str]) -> str:
 
 
 def _holder(record: int, pair: CallPair, target: Run, slot: str) -> tuple[Call, str] | None:
-    """The call of a pair, and its slot, that refers to a record; a slot of the wanted name
-    first.
-    """
+    """(call, slot) of a pair that refers to a record; a slot of the wanted name is preferred."""
     holders = [
         (target.calls[i], r.slot)
         for i in (pair.target, *pair.also)
@@ -275,7 +273,9 @@ def _holder(record: int, pair: CallPair, target: Run, slot: str) -> tuple[Call, 
 
 
 def _generalised(names: Sequence[str]) -> list[str]:
-    """Numbers that all names begin with in the same order written {i}, {j}, ...; others stay."""
+    """The names with numbers that they have in common, in the same order, written {i}, {j}, ...;
+    other numbers stay.
+    """
     numbers = zip(*(re.findall(r"\d+", name) for name in names))
     shared = itertools.takewhile(lambda alike: len(set(alike)) == 1, numbers)
     out = list(names)

@@ -1,6 +1,6 @@
-"""What variants of one model show, on a terminal.
+"""Reports the results of a model's variants on a terminal.
 
-Among them what operators of one call lose, and which modules may be narrower.
+These include the losses of operators within one call, and modules that could use fewer bits.
 """
 
 from __future__ import annotations
@@ -43,14 +43,14 @@ def probed_text(result: Probed) -> Document:
 
 
 def headline(result: Probed) -> tuple[str, str]:
-    """(the answer in capitals, the properties that it is about)."""
+    """(the answer in capitals, the properties it is about)."""
     broken = [a.property for a in result.answers if a.held == Held.VIOLATED]
     unclear = [a.property for a in result.answers if a.held == Held.UNKNOWN]
     return _WORDS[result.status], ", ".join(map(clean, broken or unclear)) or _tested(result)
 
 
 def _tested(result: Probed) -> str:
-    """How many properties were tested: what does not apply is no pass."""
+    """The number of properties tested; a property that does not apply does not count as passed."""
     absent = sum(answer.held == Held.ABSENT for answer in result.answers)
     tested = len(result.answers) - absent
     if not tested:
@@ -68,7 +68,7 @@ def _row(answer: PropertyAnswer) -> tuple[str, str, str, str, str]:
 
 
 def shown(answer: PropertyAnswer) -> tuple[str, OperatorPlace | None]:
-    """The largest difference in ulp, and where the first begins, of what decides an answer."""
+    """The largest difference in ulp, and where the first one begins, of what decides an answer."""
     same = [variant for variant in answer.variants if variant.held == answer.held]
     largest = max(same, key=lambda variant: variant.ulp, default=None)
     place = next((variant.first for variant in same if variant.first is not None), None)
@@ -94,7 +94,7 @@ def _details(answer: PropertyAnswer) -> Document:
 
 
 def details(answer: PropertyAnswer) -> Document:
-    """What an answer holds beside variants: numbers that are lost, plans."""
+    """Lines on what an answer holds beside its variants: lost numbers, plans."""
     for finding in answer.findings[:_MOST_FINDINGS]:
         yield from _finding(finding)
     if len(answer.findings) > _MOST_FINDINGS:
@@ -105,7 +105,7 @@ def details(answer: PropertyAnswer) -> Document:
 
 
 def answer_words(answer: PropertyAnswer) -> str:
-    """What an answer says, in one sentence."""
+    """An answer in one sentence."""
     if answer.property == Property.HEALTH and not answer.why:
         return _health_words(answer)
     if answer.precision is not None and not answer.why:
@@ -117,7 +117,7 @@ def answer_words(answer: PropertyAnswer) -> str:
 
 
 def exactness(answer: PropertyAnswer) -> str:
-    """How many variants are equal bit for bit, and how far the others are apart."""
+    """How many variants are equal bit for bit, and how far apart the others are."""
     ran = [v for v in answer.variants if v.held != Held.UNKNOWN or v.differing]
     rounded = [v for v in ran if v.held == Held.ROUNDING]
     exact = f"{len(ran) - len(rounded)} of {len(ran)} variants are equal bit for bit"
@@ -151,7 +151,7 @@ _NAMES = 3
 
 
 def _health_words(answer: PropertyAnswer) -> str:
-    """The line that answers for numeric health."""
+    """The line on numeric health."""
     if answer.held == Held.HEALTHY:
         return (
             "no operator overflows, underflows, cancels, amplifies or saturates so that it matters"
@@ -160,7 +160,7 @@ def _health_words(answer: PropertyAnswer) -> str:
 
 
 def _finding(finding: HealthFinding) -> Document:
-    """What, in which operator, where, and what it means."""
+    """A finding: what happens, in which operator, where, and what it means."""
     place = finding.first
     yield f"  {finding.symptom}", f"{place.operator} in {module_words(place)}"
     yield "    and in", listed(finding.also, _NAMES)
@@ -169,7 +169,7 @@ def _finding(finding: HealthFinding) -> Document:
 
 
 def _precision_words(table: PrecisionTable) -> str:
-    """The line that answers for precision."""
+    """The line on precision."""
     words = [
         f"{len(plan.modules)} of {_measured(plan)} modules to {plan.to}" for plan in table.plans
     ]
@@ -181,7 +181,7 @@ def _measured(plan: PrecisionPlan) -> int:
 
 
 def _plan(plan: PrecisionPlan, rows: tuple[ModuleEffect, ...]) -> Document:
-    """A plan, its check, and the modules that matter most."""
+    """Lines on a plan, its check, and the modules that matter most."""
     yield ""
     share = 100 * plan.parameters / plan.of_parameters if plan.of_parameters else 0.0
     of = f"{len(plan.modules)} of {_measured(plan)} modules"

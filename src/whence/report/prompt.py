@@ -1,7 +1,7 @@
-"""What a result, a run or a part of one says at a Python prompt: what it is, in one to ten lines.
+"""What a result, a run or a part of one shows at a Python prompt, in one to ten lines.
 
-Names come from runs and are cleaned. What has a text of its own on the command line shows the first
-lines of that.
+Names from runs are cleaned. Items with a text on the command line show the first lines of that
+text.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _WIDE = 160
 
 
 def text(item: Any) -> str:
-    """What `item` says of itself; of anything else what it has as a run: how much it holds."""
+    """The text for `item`; for a run, a summary of its contents."""
     words = next((words for kind, words in _WORDS.items() if isinstance(item, kind)), _run)
     lines = words(item)
     return "\n".join(map(clean, [lines] if isinstance(lines, str) else lines))
@@ -61,7 +61,7 @@ def line(result: results.Comparison) -> str:
 
 
 def cause(finding: results.Finding) -> str:
-    """What is wrong, and how sure that is."""
+    """The cause of a finding, and its certainty."""
     return f"{cause_words(finding)} ({finding.confidence})"
 
 
@@ -210,7 +210,7 @@ def _program(program: records.Program) -> str:
 
 
 def _first_lines(words: Callable[..., str]) -> Callable[[Any], list[str]]:
-    """The text of the command line, cut."""
+    """The first lines of the command line's text."""
 
     def cut(item: Any) -> list[str]:
         lines = words(item).rstrip("\n").split("\n")

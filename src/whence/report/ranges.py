@@ -1,4 +1,4 @@
-"""How tensors use the range of floating-point formats, on a terminal."""
+"""Reports on a terminal how tensors use the range of floating-point formats."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _MOST_TENSORS = 3
 
 @answering
 def ranges_text(result: Ranges, most: int = _MOST_TENSORS) -> Document:
-    """The answer as text. most: tensors named for each format and kind of loss."""
+    """The answer as text. most: number of tensors named for each format and kind of loss."""
     read = sum(tensor.elements for tensor in result.tensors)
     yield "RANGES", f"{count(len(result.tensors), 'tensor')}, {count(read, 'element')} read"
     if result.unread:
@@ -50,7 +50,7 @@ def _total(name: str, uses: list[FormatUse], read: int) -> str:
 
 
 def _losses(tensors: tuple[TensorRange, ...], number: int, most: int) -> Document:
-    """Tensors that overflow most, then those of which most becomes zero."""
+    """Lines on the tensors that overflow most, and on those of which most elements become zero."""
 
     def overflows(tensor: TensorRange) -> str:
         words = f"largest {tensor.largest:.4g} at step {tensor.step}"
@@ -70,7 +70,7 @@ def _losses(tensors: tuple[TensorRange, ...], number: int, most: int) -> Documen
 
 
 def _own(tensors: tuple[TensorRange, ...], most: int) -> Document:
-    """Tensors whose elements lie at the ends of the dtype that they have."""
+    """Tensors with elements at the ends of the range of their own dtype."""
 
     def saturated(tensor: TensorRange) -> str:
         limit = dtypes.named(tensor.dtype).max_finite
@@ -114,7 +114,9 @@ def _extent(tensor: TensorRange) -> str:
 
 
 def _share(part: int, whole: int) -> str:
-    """ "none", "0.013 %", "< 0.001 %" of what was read; "-" where nothing was."""
+    """A share of the elements read, as "none", "0.013 %" or "< 0.001 %"; "-" where none were
+    read.
+    """
     if not whole:
         return "-"
     if not part:

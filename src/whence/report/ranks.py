@@ -1,4 +1,4 @@
-"""The ranks of one run, on a terminal."""
+"""Reports on the ranks of one run, on a terminal."""
 
 from __future__ import annotations
 

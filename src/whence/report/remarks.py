@@ -1,4 +1,4 @@
-"""A Comparison as remarks on lines of code, for what shows these: a build server, an editor."""
+"""A Comparison as remarks on lines of code, for build servers and editors."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ class Remark(NamedTuple):
 
 
 def remarks(result: Comparison, root: Path | None = None) -> Iterator[Remark]:
-    """One for inputs that differ, one a finding, and one for the answer where there is none of
-    these, or where it is undecided. root: the checkout, None for the working folder.
+    """One remark for inputs that differ, one for each finding, and one for the answer if there is
+    no other remark or the answer is undecided. root: the checkout; None for the working folder.
     """
     checkout = (root or Path.cwd()).resolve()
     for sentence in result.inputs_differ:

@@ -1,4 +1,4 @@
-"""Whether a program repeats itself, on a terminal."""
+"""Reports on a terminal whether a program repeats its own results."""
 
 from __future__ import annotations
 

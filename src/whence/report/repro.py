@@ -1,4 +1,4 @@
-"""What `whence repro` answers: what was written, and what it said when it was run."""
+"""The answer of `whence repro`: the file it wrote, and the file's output when it was run."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ _RULES = {
 
 
 def sarif(result: Comparison, root: Path | None = None) -> str:
-    """The whole file. root: the checkout that files are named from."""
+    """The whole file. root: the checkout to which file names are relative."""
     noted = list(remarks(result, root))
     driver = {
         "name": "whence",

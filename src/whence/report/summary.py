@@ -1,4 +1,4 @@
-"""A comparison as the JSON that scripts and agents read, of bounded size."""
+"""A comparison as JSON of bounded size for scripts and agents."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from whence.results.summary import CoverageSummary, GenerationSummary, Summary
 
 T = TypeVar("T")
 Few = Callable[[str, Sequence[Any]], tuple[Any, ...]]
-"""Called with the name of a list and the list: its first items."""
+"""Called with the name of a list and the list; returns the items to keep."""
 MOST = 100
-"""Items of one list; the rest is in report.json."""
+"""Items kept of one list; the rest is in report.json."""
 
 
 def summary_of(result: Comparison) -> Summary:

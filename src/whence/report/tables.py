@@ -1,5 +1,5 @@
 """Plain text that is safe to print: names from a run are untrusted, numbers and sizes are short,
-columns are straight.
+columns are aligned.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from typing import Any
 from whence import display
 
 AT_LINE = re.compile(r":\d+$")
-"""How a source ends that is a place in a file."""
+"""The end of a source that is a place in a file."""
 
 
 def from_here(source: str, root: Path | None = None) -> str:
-    """A place in a file, named from the folder we are in, or `root`, where it lies below that."""
+    """A place in a file, relative to the working folder, or to `root`, if it lies below."""
     file, _, line = source.rpartition(":")
     path, folder = Path(file), (root or Path.cwd()).resolve()
     return (
@@ -31,24 +31,24 @@ def from_here(source: str, root: Path | None = None) -> str:
 
 
 def called_at(source: str) -> str:
-    """`from_here` of what is a place in a file, else ""."""
+    """`from_here` for a source that is a place in a file; "" for others."""
     return from_here(source) if AT_LINE.search(source) else ""
 
 
 def where(call: Any) -> str:
-    """When and in which rank a call, or what is about one, was made."""
+    """The step and rank of a call, or of an item about one."""
     phase = getattr(call, "phase", "forward")
     return f"step {call.step}, rank {call.rank}" + (f", {phase}" if phase != "forward" else "")
 
 
 def spaced(*parts: str) -> str:
-    """What a line names, apart from each other; what is empty is left out."""
+    """The non-empty parts of a line, separated by spaces."""
     return "   ".join(filter(None, parts))
 
 
 def clean(text: object) -> str:
-    """Text without anything a terminal would obey: control characters, escapes and direction marks
-    shown as \\x1b, \\u202e.
+    r"""Text without anything that a terminal would obey: control characters, escapes and direction
+    marks are shown as \x1b, \u202e.
     """
     plain = str(text)
     return (
@@ -61,8 +61,8 @@ def clean(text: object) -> str:
 
 
 def cell(text: object) -> str:
-    """Clean text for a spreadsheet: what it would take for a formula is quoted. For names only;
-    numbers need no guard.
+    """Clean text for a spreadsheet: what it would read as a formula is quoted. For names only;
+    numbers need no quoting.
     """
     plain = clean(text)
     return "'" + plain if plain[:1] in ("=", "+", "-", "@") else plain
@@ -76,7 +76,7 @@ def csv_text(rows: Iterable[Iterable[object]]) -> str:
 
 
 def number(value: float | None) -> str:
-    """Six significant digits; "-" for a number that is not defined."""
+    """A number with six significant digits; "-" for one that is not defined."""
     return "-" if value is None else f"{value:.6g}"
 
 
@@ -114,10 +114,11 @@ def shape(extents: Sequence[int]) -> str:
 
 
 def folded(text: str, width: int | None, indent: int) -> str:
-    """Text with its longer lines broken between words, so that none is wider than `width`. None: as
-    it is.
+    """Text whose longer lines are broken between words, so that none is wider than `width`. None:
+    unchanged.
 
-    A line whose right column begins at `indent` goes on under it, any other two characters in.
+    Continuation lines start at `indent` where the line's right column does, and are otherwise
+    indented by two characters.
     """
     if width is None:
         return text
@@ -150,9 +151,10 @@ def columns(
     drop: Sequence[int] = (),
     measure: Callable[[str], int] = len,
 ) -> Iterator[str]:
-    """Rows as lines with straight columns, cleaned. right: positions of columns that align right.
+    """Rows as lines with aligned columns, cleaned. right: positions of columns that are aligned
+    right.
 
-    width, give, drop, measure: as `fitted` takes them; without a width nothing is cut.
+    width, give, drop, measure: as for `fitted`; without a width nothing is cut.
     """
     cells = [[clean(text) for text in row] for row in rows]
     table, dropped = fitted(cells, width, gap=len(gap), give=give, drop=drop, measure=measure)
@@ -169,7 +171,7 @@ def _widths(rows: Sequence[Sequence[str]], measure: Callable[[str], int]) -> lis
     return [max(map(measure, column)) for column in itertools.zip_longest(*rows, fillvalue="")]
 
 
-_LEAST = 16  # characters that a column which gives way keeps
+_LEAST = 16  # characters kept in a column that is shortened
 
 HEAD, TAIL = "head", "tail"
 
@@ -183,12 +185,12 @@ def fitted(
     drop: Sequence[int] = (),
     measure: Callable[[str], int] = len,
 ) -> tuple[list[list[str]], frozenset[int]]:
-    """(rows, positions that were dropped), such that the columns take `width` characters at most;
-    None: as wide as they are.
+    """(rows, positions of dropped columns), so that the columns take at most `width` characters;
+    None: unchanged.
 
-    give: columns that may be shortened, to what is kept of a cell: HEAD, or TAIL (of dotted names
-    the end tells most). drop: columns that go, in this order, where that is not enough. measure:
-    width of a text. A row that is still too wide is left so.
+    give: columns that may be shortened, and which part of a cell is kept: HEAD, or TAIL (the end of
+    a dotted name tells most). drop: columns that are dropped, in this order, where shortening is
+    not enough. measure: gives the width of a text. A row that is still too wide stays so.
     """
     rows = [list(row) for row in table]
     if width is None or not rows:
@@ -227,7 +229,7 @@ def fitted(
 
 
 def shortened(text: str, width: int, keep: str = HEAD, measure: Callable[[str], int] = len) -> str:
-    """Text of at most `width` characters, with an ellipsis where some were cut."""
+    """Text of at most `width` characters, with an ellipsis where it was cut."""
     if measure(text) <= width:
         return text
     while text and measure(text) > width - 1:

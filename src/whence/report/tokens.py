@@ -1,4 +1,4 @@
-"""Outputs of two runs on a terminal, as csv and as JSON: the answer, the rates, what changed, then
+"""Outputs of two runs on a terminal, as CSV and as JSON: the answer, the rates, what changed, then
 prompt by prompt.
 """
 
@@ -22,10 +22,10 @@ _TITLES = {"pass": "PASS", "fail": "FAIL", "undecided": "UNDECIDED"}
 
 @answering
 def tokens_text(result: TokenComparison, *, rows: int = 40, width: int | None = None) -> Document:
-    """The whole answer as text. rows: most prompts in the table; where there are more, those that
-    pass are left out first. 0: all.
+    """The whole answer as text. rows: largest number of prompts in the table; if there are more,
+    those that pass are left out first. 0: all.
 
-    width: of the terminal, for which prompts and differences in the table are cut.
+    width: of the terminal, to which prompts and differences in the table are cut.
     """
     yield _TITLES[result.status], _headline(result)
     if result.before is None:
@@ -58,12 +58,12 @@ def tokens_text(result: TokenComparison, *, rows: int = 40, width: int | None = 
 
 
 def tokens_json(result: TokenComparison) -> str:
-    """Everything, in ASCII: also a text that is not valid Unicode survives."""
+    """Everything as ASCII JSON, so that text that is not valid Unicode is kept."""
     return json.dumps(msgspec.to_builtins(result), indent=2) + "\n"
 
 
 def tokens_csv(result: TokenComparison) -> str:
-    """One line per prompt; an empty cell where there is no number."""
+    """One line per prompt; a cell without a number is empty."""
     names = (
         "number",
         "verdict",
@@ -253,7 +253,7 @@ def _parting(match: OutputMatch) -> str:
 
 
 def _quoted(text: str) -> str:
-    """In quotes, safe to print; a mark that would sit on the quote is shown as its code."""
+    """The text in quotes, safe to print; a combining mark next to a quote is shown as its code."""
     printable = clean(text)
     if printable and unicodedata.category(printable[0]).startswith("M"):
         printable = ascii(printable[0])[1:-1] + printable[1:]

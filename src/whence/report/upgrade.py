@@ -1,4 +1,4 @@
-"""Which models an upgrade changes, on a terminal."""
+"""Reports on a terminal which models an upgrade changes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _COUNTED = (
     UpgradeKind.ADDED,
     UpgradeKind.CANNOT_BUILD,
 )
-"""Kinds that are counts alone, unless all are asked for."""
+"""Kinds that are only counted, unless all models are asked for."""
 _HEADLINES = {
     Status.SAME: "SAME",
     Status.DIFFERENT: "DIFFERENT",
@@ -23,7 +23,7 @@ _WIDE, _ERROR = 200, 600
 
 @answering
 def upgrade_text(result: Upgrade, *, everything: bool = False) -> Document:
-    """The answer as text. everything: every model, not only those that are not the same."""
+    """The answer as text. everything: list every model, not only those that changed."""
     counts = result.counts
     tried = count(len(result.models), "model")
     yield _HEADLINES[result.status], f"{counts.get(UpgradeKind.DIFFERS, 0)} of {tried} differ"

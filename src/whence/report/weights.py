@@ -1,5 +1,5 @@
-"""Which parameters are paired, as a map that `whence compare --map` takes, with comments that say
-what is known of each.
+"""The pairs of parameters as a map for `whence compare --map`, with comments on the evidence for
+each.
 """
 
 from __future__ import annotations

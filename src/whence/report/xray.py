@@ -43,7 +43,9 @@ def xray_summary(run: Run, form: str) -> Iterator[str]:
 
 
 def _framed(rows: list[tuple[str, ...]], text_column: int) -> Iterator[str]:
-    """Rows in a frame, the first as its head. text_column: aligned left; the others are numbers."""
+    """Rows in a frame; the first is the head. text_column: aligned left; all other columns are
+    numbers.
+    """
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     rule = "+" + "+".join("-" * (width + 2) for width in widths) + "+"
     yield rule
@@ -59,7 +61,7 @@ def _framed(rows: list[tuple[str, ...]], text_column: int) -> Iterator[str]:
 
 
 def _place(record: Record, call: Call, slot: str) -> tuple[str, int, str]:
-    """(step, rank, name) as the file has them; steps of others from 1."""
+    """(step, rank, name) as in the file; steps of other runs count from 1."""
     step, name = dataset(record.file)
     if name:
         return step, call.rank, name
