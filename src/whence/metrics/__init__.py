@@ -1,8 +1,8 @@
-"""Numbers from two aligned arrays. No threshold anywhere.
+"""Computes numbers from two aligned arrays. There are no thresholds here.
 
 One pass over the bytes of a pair fills accumulators (compiled in `_kernels`, or `numpy_pass`); each
-metric is a few lines that read them (`agreement`, `distance`, `similarity`, ...). METRICS holds
-those of every file of this folder; `docs/metrics.md` is their reference.
+metric is a few lines that read them (`agreement`, `distance`, `similarity`, ...). METRICS holds the
+metrics of all files of this folder; `docs/metrics.md` is their reference.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""What one pass over a pair leaves behind: a row of sums, counts and extremes from which every
-metric follows.
+"""The result of one pass over a pair: a row of sums, counts and extremes from which every metric
+follows.
 
-The passes (`whence._compiled.compare`, `numpy_pass.accumulate`) fill rows, `join` makes one row of
-the chunks of a large tensor, and the metric files read columns by name. Columns are listed in
+The passes (`whence._compiled.compare`, `numpy_pass.accumulate`) fill rows, `join` merges the rows
+of the chunks of a large tensor, and the metric files read columns by name. Columns are listed in
 `whence._kernels` (F_NAMES, I_NAMES).
 """
 
@@ -27,8 +27,8 @@ _F_EMPTY[[F["r_min"], F["t_min"]]] = np.inf
 _F_EMPTY[[F["r_max"], F["t_max"]]] = -np.inf
 _F_EMPTY[[F["ad_max"], F["row_worst"], F["channel_worst"]]] = -1.0
 SCALES = [F[name] for name in ("r_scale", "t_scale", "rr_scale", "tt_scale", "dd_scale")]
-"""What the values were multiplied by before they were summed: by side, and over the places finite
-on both.
+"""Factors by which the values were multiplied before they were summed: for each side, and over the
+elements that are finite on both sides.
 """
 _F_EMPTY[SCALES] = 1.0
 _I_EMPTY = np.zeros(NI, np.int64)
@@ -56,13 +56,13 @@ _I_SUMS = [i for i in range(NI) if i not in _PLACES]
 
 @dataclass(slots=True)
 class Accumulators:
-    """Rows of k pairs. floats (k, NF), ints (k, NI), histogram (k, BINS), and what the metrics must
-    know of the arrays.
+    """Rows of k pairs: floats (k, NF), ints (k, NI), histogram (k, BINS), and the properties of the
+    arrays that metrics need.
 
-    channels: length of the last axis where rows and channels were measured, else 0. ulp: both sides
-    are one float dtype. signed: opposite signs mean something (not for complex). r_top, t_top:
-    largest finite magnitude of the dtype where reaching it means saturation (floating-point), else
-    inf. permuted: 1, 0, or NaN where it was not looked at.
+    channels: length of the last axis where rows and channels were measured, else 0. ulp: whether
+    both sides have one float dtype. signed: whether opposite signs have a meaning (not for
+    complex). r_top, t_top: largest finite magnitude of the dtype where reaching it means saturation
+    (floating-point), else inf. permuted: 1, 0, or NaN where it was not checked.
     """
 
     floats: Floats
@@ -76,7 +76,7 @@ class Accumulators:
     permuted: Floats
 
     def __getitem__(self, column: str) -> Floats:
-        """A column of the pass as float64, one value a pair. Raises KeyError."""
+        """A column of the pass as float64, one value per pair. Raises KeyError."""
         place = F.get(column)
         return (
             self.floats[:, place]
@@ -86,7 +86,7 @@ class Accumulators:
 
 
 def empty(count: int) -> Accumulators:
-    """Rows as the passes expect them before they begin."""
+    """Rows as the passes expect them at the start."""
     return Accumulators(
         np.tile(_F_EMPTY, (count, 1)),
         np.tile(_I_EMPTY, (count, 1)),
@@ -102,11 +102,11 @@ def empty(count: int) -> Accumulators:
 
 @np.errstate(all="ignore")
 def join(whole: Accumulators, part: Accumulators, offset: int, rows_before: int) -> None:
-    """Add row 0 of `part`, a chunk that begins at flat element `offset` and row `rows_before`, to
-    row 0 of `whole`.
+    """Merge row 0 of `part`, a chunk that begins at flat element `offset` and row `rows_before`,
+    into row 0 of `whole`.
 
-    Chunks come in order, so that the first of equal extremes wins. Squared deviations are joined by
-    the formula of Chan, Golub and LeVeque (1979). Worst channels are not joined here: they follow
+    Chunks come in order, so that the first of equal extremes wins. Squared deviations are merged by
+    the formula of Chan, Golub and LeVeque (1979). Worst channels are not merged here: they follow
     from the sums over all chunks.
     """
     wf, wi, pf, pi = whole.floats[0], whole.ints[0], part.floats[0], part.ints[0]
@@ -147,7 +147,7 @@ def edges() -> tuple[float, ...]:
     """Lower edges of the bins of `Measured.histogram`; bin k counts edges[k] <= |t - r| < edges[k +
     1].
 
-    Bin 0 holds exactly zero and nothing else; bin 1 every smaller error than 2^-46; the last one
-    everything from 2^15 up. Only places where both sides are finite are counted.
+    Bin 0 counts exact zeros only, bin 1 all errors below 2^-46, and the last bin all errors from
+    2^15 up. Only elements that are finite on both sides are counted.
     """
     return (0.0, math.ulp(0.0), *(2.0 ** (k - 48) for k in range(2, BINS)))

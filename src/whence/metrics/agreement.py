@@ -1,4 +1,4 @@
-"""How many elements agree: exactly, within a tolerance, in sign, and where they are not finite."""
+"""How many elements agree: exactly, within a tolerance, in sign, and in being non-finite."""
 
 from __future__ import annotations
 

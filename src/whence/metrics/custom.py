@@ -1,5 +1,5 @@
-"""Metrics of the user's own: a name and a function of two arrays. Each gets a pass of its own over
-the data.
+"""User-defined metrics: a name and a function of two arrays. Each makes a separate pass over the
+data.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ Custom = tuple[str, Callable[[Array, Array], float]]
 
 
 def installed() -> list[Custom]:
-    """Metrics that installed packages announce under the entry point group `whence.metrics`, in the
-    order of their names.
+    """Metrics that installed packages register under the entry point group `whence.metrics`, sorted
+    by name.
 
-    An entry point is a pair (name, function(reference, target) -> float) or a function, which then
-    has the entry's name. One that cannot be imported raises its own error: a metric that was
+    An entry point is a pair (name, function(reference, target) -> float), or a function, which then
+    has the name of the entry. If it cannot be imported, its own error is raised: a metric that was
     installed on purpose must not be missing silently.
     """
     functions: list[Custom] = []
@@ -39,7 +39,9 @@ def apply(
     values: dict[str, float | None],
     whys: dict[str, str],
 ) -> None:
-    """Add the custom metrics of a pair; one that raises or returns NaN gets a reason instead."""
+    """Add the custom metrics of a pair to `values`; one that raises or returns NaN gets a reason in
+    `whys` instead.
+    """
     for name, function in custom:
         try:
             value = float(function(reference, target))

@@ -1,4 +1,4 @@
-"""How far apart: errors in absolute size and relative to the size of the reference as a whole."""
+"""Size of the error: absolute, and relative to the size of the whole reference."""
 
 from __future__ import annotations
 

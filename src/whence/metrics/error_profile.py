@@ -1,8 +1,8 @@
-"""One pair of tensors looked at closely: how its error is spread over sizes, over the values it
-sits on and over the tensor.
+"""Profile of the error of one pair of tensors: its distribution over sizes, over the reference's
+values and over the places of the tensor.
 
-Everything is bounded: histogram and heatmap see every element, the points of a scatter are a
-sample. No threshold, no judgement.
+All results have a bounded size. Histogram and heatmap use every element; the points of the scatter
+plot are a sample. There are no thresholds and no judgements.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ F64 = npt.NDArray[np.float64]
 POINTS = 600
 WORST = 10
 _QUANTILES = 128
-_SIDE = (40, 80)  # blocks of a heatmap at most
-_MOST = 1 << 24  # elements; of larger tensors the first so many rows are looked at
+_SIDE = (40, 80)  # blocks of a heatmap at most, along either axis
+_MOST = 1 << 24  # elements; of larger tensors only so many, from the first rows, are used
 _BINS_A_DECADE = 4
 
 
@@ -31,7 +31,7 @@ class Heat(NamedTuple):
     """Root mean square error over blocks of (rows, channels): `values` is at most 40 x 80, NaN
     where a block has no finite element.
 
-    by_row, by_channel: sums of the squared error, of every row and every channel.
+    by_row, by_channel: sums of the squared error of every row and every channel.
     """
 
     values: F64
@@ -40,9 +40,10 @@ class Heat(NamedTuple):
 
 
 class Closely(NamedTuple):
-    """What was found. zeros: exact places; edges, counts: histogram of |error| > 0; magnitude: (n,
-    2) of (|reference|, |error|); quantiles: (k, 2) of (of a standard normal's magnitude, of
-    |error|); worst: flat indices, the largest error first; looked: elements seen.
+    """The error profile. zeros: number of exactly equal elements. edges, counts: histogram of
+    |error| > 0. magnitude: (n, 2) of (|reference|, |error|). quantiles: (k, 2) of (magnitude of a
+    standard normal, |error|). worst: flat indices, the largest error first. looked: number of
+    elements used.
     """
 
     looked: int
@@ -57,11 +58,11 @@ class Closely(NamedTuple):
 
 
 def closely(reference: Array, target: Array) -> Closely:
-    """Look at target - reference.
+    """The error profile of target - reference.
 
-    reference, target: same shape, any dtype; complex ones by magnitude of the difference. Errors
-    are taken in float64 over elements that are finite on both sides. Tensors of more than 2^24
-    elements are looked at over their first rows only (`looked`).
+    reference, target: same shape, any dtype; for complex tensors the magnitude of the difference.
+    Errors are computed in float64 over elements that are finite on both sides. Of tensors with more
+    than 2^24 elements only the first rows are used (`looked`).
     """
     shape = reference.shape
     last = shape[-1] if len(shape) > 1 else max(reference.size, 1)
@@ -91,14 +92,14 @@ def closely(reference: Array, target: Array) -> Closely:
 
 
 def _odd(ref: Array, tgt: Array) -> npt.NDArray[np.bool_]:
-    """Places that are not finite and not the same on both sides."""
+    """Mask of elements that are not finite on some side and differ."""
     equal = (ref == tgt) | (np.isnan(ref) & np.isnan(tgt))
     out: npt.NDArray[np.bool_] = ~(np.isfinite(ref) & np.isfinite(tgt)) & ~equal
     return out
 
 
 def _histogram(moved: F64) -> tuple[F64, npt.NDArray[np.int64]]:
-    """Bins of a quarter decade each, over what there is."""
+    """Bins of a quarter decade each, over the range of the errors."""
     if not moved.size:
         return np.zeros(0), np.zeros(0, np.int64)
     logs = np.log10(moved)
@@ -109,7 +110,7 @@ def _histogram(moved: F64) -> tuple[F64, npt.NDArray[np.int64]]:
 
 
 def _scatter(sizes: F64, error: F64) -> F64:
-    """(n, 2), n <= POINTS: evenly spaced elements, and the largest errors."""
+    """(n, 2), n <= POINTS: evenly spaced elements, and those with the largest errors."""
     if error.size <= POINTS:
         return np.stack((sizes, error), 1)
     some = np.linspace(0, error.size - 1, POINTS * 4 // 5).astype(np.int64)
@@ -119,9 +120,7 @@ def _scatter(sizes: F64, error: F64) -> F64:
 
 
 def _quantiles(error: F64) -> F64:
-    """(k, 2): quantiles of |N(0, 1)| and of |error|, denser towards the tail; the last is the
-    largest of so many elements.
-    """
+    """(k, 2): quantiles of |N(0, 1)| and of |error|, denser towards the tail."""
     if error.size < 8:
         return np.zeros((0, 2))
     tail = np.geomspace(0.5 / error.size, 0.5, _QUANTILES // 2)
@@ -150,17 +149,17 @@ def _heat(error: F64, dims: int, last: int) -> Heat | None:
 
 _HOLDS = 0.9
 
-_LEAST = 8  # places; below, a quarter of the axis is one or two of them
+_LEAST = 8  # places; with fewer, a quarter of the axis is only one or two of them
 
 _SHARE = 0.25
 
 
 def concentrated(energy: npt.NDArray[np.float64]) -> tuple[int, int, float] | None:
-    """(first, last, share) of the shortest stretch of places that holds 90 % of `energy`, None
-    where it is longer than a quarter of them.
+    """(first, last, share) of the shortest range of places that holds 90 % of `energy`; None where
+    that range is longer than a quarter of the axis.
 
-    energy: 1-D, sums of squared errors by place, not negative and finite. share: of all of it, at
-    least 0.9.
+    energy: 1-D, sums of squared errors by place, finite and not negative. share: of the total
+    energy in the range, at least 0.9.
     """
     total = float(energy.sum())
     if energy.size < _LEAST or not total > 0 or not np.isfinite(total):

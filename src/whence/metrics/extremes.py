@@ -1,8 +1,7 @@
-"""The worst row and the worst channel, so that one giant activation cannot hide an error in all the
-others.
+"""The worst row and the worst channel, so that one giant activation cannot hide an error elsewhere.
 
-A row is a vector of the last axis (a token), a channel a place in it (a feature). Of equal ones the
-first is named.
+A row is a vector along the last axis (a token), a channel an index on the last axis (a feature). Of
+equally bad ones the first is named.
 """
 
 from __future__ import annotations
@@ -13,14 +12,16 @@ from whence.metrics.accumulators import Accumulators, Floats
 from whence.metrics.metric import Metric
 
 MAX_CHANNELS = 1 << 20
-"""A longer last axis is not measured by row and channel: the sums would no longer fit in cache."""
+"""A longer last axis is not measured by row and channel: the sums would no longer fit in the
+cache.
+"""
 
 _NONE = "needs two axes or more, and a last one of at most 1048576"
 
 
 def _metric(name: str, definition: str, column: str, finish: np.ufunc) -> Metric:
     def formula(a: Accumulators) -> Floats:
-        # the pass leaves -1 when it saw no difference at all
+        # the pass leaves -1 when there was no difference at all
         is_measured = (a.channels > 0) & (a["pairs"] > 0)
         return np.where(is_measured, finish(np.maximum(a[column], 0.0)), np.nan)
 

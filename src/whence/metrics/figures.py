@@ -1,4 +1,4 @@
-"""Figures of each side by itself, over its own finite elements (of |z| for complex)."""
+"""Statistics of each side alone, over its own finite elements (of |z| for complex)."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Numbers from the logits of one token in two runs: how far they are apart, and by how much each
-chose its token.
+"""Compares the logits of one token in two runs: the distance between them, and the margin by which
+each run chose its token.
 """
 
 from __future__ import annotations
@@ -16,15 +16,16 @@ Floats = npt.NDArray[np.float64]
 
 
 class LogitFigures(NamedTuple):
-    """Of one token. All in float64, over the entries that are finite on both sides.
+    """Figures of one token, all in float64, over the entries that are finite on both sides.
 
     first, other: token ids of the largest logit of the reference and of the target (the first of
-    equal ones). margin: of the reference's largest logit over its second; gap: over the one the
-    target has largest (0 where that is the same). logit_err: root mean square of target - reference
-    without its mean, which no softmax and no argmax sees; scale: the same of the reference itself;
-    rel_logit_err: their ratio. kl: of softmax(reference) from softmax(target), in nats. rank: how
-    many tokens the target puts before `first`. top5: share of the reference's five best among the
-    target's. nonfinite: entries that are NaN or infinite in one run and not the same in the other.
+    equal ones). margin: the reference's largest logit minus its second; gap: minus the reference's
+    logit of the target's choice (0 where both choose the same). logit_err: root mean square of
+    target - reference without its mean, which changes neither softmax nor argmax; scale: the same
+    of the reference itself; rel_logit_err: their ratio. kl: divergence of softmax(reference) from
+    softmax(target), in nats. rank: number of tokens that the target puts before `first`. top5:
+    share of the reference's five best that are among the target's. nonfinite: entries that are NaN
+    in either run, or infinite in one run and different in the other.
     """
 
     first: int
@@ -43,17 +44,17 @@ class LogitFigures(NamedTuple):
 
     @property
     def agree(self) -> bool:
-        """Do both choose the same token?"""
+        """Whether both runs choose the same token."""
         return self.first == self.other
 
 
 def of_token(reference: Array, target: Array) -> LogitFigures:
     """The figures of one pair of logits.
 
-    reference, target: (vocabulary,), any floating dtype; vocabularies of two sizes are compared up
-    to the shorter, the rest of a padded one being no token. Equal infinities (forbidden tokens) are
-    left out. Nothing finite in common: every error is NaN. Raises UsageError for empty logits or
-    more than one axis.
+    reference, target: (vocabulary,), any floating dtype. Vocabularies of different sizes are
+    compared up to the shorter one, since the padding holds no tokens. Equal infinities (forbidden
+    tokens) are left out. If no entry is finite on both sides, every error is NaN. Raises UsageError
+    for empty logits or more than one axis.
     """
     if reference.ndim != 1 or target.ndim != 1 or not min(reference.size, target.size):
         raise UsageError(

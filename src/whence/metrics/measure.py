@@ -1,9 +1,8 @@
-"""Pairs of arrays -> measurements: decides who is measured by which pass, in which batch, on which
-thread.
+"""Measures pairs of arrays: chooses the pass, the batch and the thread for each pair.
 
-Small tensors are gathered into batches of 8 MB and compared by one compiled call without the GIL; a
-tensor larger than 16 MB is cut at row boundaries and joined again. Memory: a few batches beyond
-what the caller's arrays are themselves; an array that is not contiguous is copied a chunk at a
+Small tensors are collected into batches of 8 MB and compared by one compiled call without the GIL;
+a tensor larger than 16 MB is cut at row boundaries and its results are merged. Memory: a few
+batches in addition to the caller's arrays; an array that is not contiguous is copied a chunk at a
 time.
 """
 
@@ -32,7 +31,7 @@ from whence.results import Measured
 
 
 def _families() -> list[ModuleType]:
-    """The files of this folder that hold METRICS, by their ORDER."""
+    """The files of this folder that define METRICS, sorted by their ORDER."""
     folder = Path(__file__).parent
     names = sorted(path.stem for path in folder.glob("[!_]*.py") if path != Path(__file__))
     modules = [importlib.import_module(f"whence.metrics.{name}") for name in names]
@@ -44,7 +43,7 @@ METRICS: tuple[Metric, ...] = tuple(m for family in _FAMILIES for m in family.ME
 TIERS = ("same", "core", "full")
 
 JOINT_FROM = 1 << 16
-"""Elements from which the 65536-cell histogram of an 8-bit pair pays."""
+"""Number of elements from which on the 65536-cell histogram of an 8-bit pair is faster."""
 
 _BY_TIER = {tier: [m for m in METRICS if tier == "full" or m.tier == tier] for tier in TIERS}
 _NAMES = {tier: [m.name for m in metrics] for tier, metrics in _BY_TIER.items()}
@@ -120,7 +119,7 @@ def measure_many(
 def _jobs(
     pairs: Iterable[tuple[Array, Array]], answer: list[Measured | None], tier: str
 ) -> Iterator[Job]:
-    """Pairs that need a look at their elements; the others are answered here."""
+    """Yields the pairs whose elements must be read; the others are answered here."""
     dtype_of = _DTYPES
     for reference, target in pairs:
         reference, target = np.asanyarray(reference), np.asanyarray(target)
@@ -133,7 +132,7 @@ def _jobs(
             continue
         r_type, t_type = dtype_of.get(reference.dtype), dtype_of.get(target.dtype)
         if r_type is None or t_type is None:
-            try:  # a foreign byte order, or no dtype of ours
+            try:  # a foreign byte order, or a dtype that whence does not know
                 r_type, t_type = dtypes.of(reference), dtypes.of(target)
             except KeyError as error:
                 answer.append(Measured("none", False, why=str(error.args[0])))
@@ -205,7 +204,7 @@ def _same(job: Job, rows: Accumulators, k: int) -> Measured:
 
 
 def _measured(jobs: Sequence[Job], rows: Accumulators, options: Options) -> Iterator[Measured]:
-    """Rows -> measurements. Formulas run over all rows at once."""
+    """Measurements from rows. Formulas run over all rows at once."""
     metrics, names = _BY_TIER[options.tier], _NAMES[options.tier]
     with np.errstate(invalid="ignore", over="ignore", divide="ignore"):
         table = np.stack([m.formula(rows) for m in metrics], axis=1)
@@ -282,8 +281,8 @@ def _unravel(place: int, shape: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(reversed(index))
 
 
-# Jobs in batches of a few megabytes, on threads; a large tensor is cut at row boundaries and its
-# rows are joined again.
+# Runs jobs in batches of a few megabytes, on threads. A large tensor is cut at row boundaries and
+# its rows are merged.
 
 BATCH_BYTES = 8 << 20
 BATCH_PAIRS = 4096
@@ -294,7 +293,7 @@ U = TypeVar("U")
 
 
 class BatchRunner:
-    """Gives `finish` the rows of jobs, batch by batch; threads start with the second batch."""
+    """Passes the rows of jobs to `finish`, batch by batch; threads start with the second batch."""
 
     def __init__(
         self, options: Options, threads: int, finish: Callable[[Sequence[Job], Accumulators], None]
@@ -342,7 +341,9 @@ class BatchRunner:
         return self.pool
 
     def _ordered(self, work: Callable[[T], U], items: Iterable[T]) -> Iterator[U]:
-        """work(item) in order, on the pool, at most two items at once for each thread."""
+        """Yields work(item) in order, computed on the pool with at most two items per thread in
+        advance.
+        """
         if self.threads == 1:
             yield from map(work, items)
             return
@@ -358,7 +359,9 @@ class BatchRunner:
         self._finish(jobs, rows_of(jobs, self.options))
 
     def _large(self, job: Job) -> None:
-        """One tensor, cut at row boundaries. numpy walks it in chunks by itself."""
+        """Measures one tensor, cut at row boundaries. A numpy pass cuts it into chunks by
+        itself.
+        """
         if job.path < 0:
             self._submit(self._batch, [job])
             return
@@ -389,12 +392,14 @@ class BatchRunner:
         self._finish([job], whole)
 
 
-# Pairs of arrays -> rows of sums, counts and extremes, by the compiled pass or by numpy.
+# Fills rows of sums, counts and extremes for pairs of arrays, by the compiled pass or by numpy.
 
 
 @dataclass(slots=True)
 class Job:
-    """A pair to be measured. place: in the answer. path: its compiled pass, -1 for numpy."""
+    """A pair to be measured. place: its position in the answer. path: its compiled pass, -1 for
+    numpy.
+    """
 
     place: int
     reference: Array
@@ -416,7 +421,7 @@ class Options:
 
 
 def numpy_row(job: Job, options: Options) -> Accumulators:
-    """The row of one pair by numpy; for tier "same" only what that needs."""
+    """The row of one pair by numpy; for tier "same" only the comparison of bytes."""
     if job.path == _kernels.PATH_SAME:
         rows = empty(1)
         rows.ints[0, I["bytes_differ"]] = int(not numpy_pass.same_bytes(job.reference, job.target))
@@ -427,7 +432,9 @@ def numpy_row(job: Job, options: Options) -> Accumulators:
 
 
 def rows_of(jobs: list[Job], options: Options) -> Accumulators:
-    """The rows of a batch: the compiled pass takes what it can decode, numpy the rest."""
+    """The rows of a batch: the compiled pass handles the dtypes that it can decode, numpy the
+    rest.
+    """
     by_numpy = [k for k, job in enumerate(jobs) if job.path < 0 or not options.compiled]
     if not by_numpy:
         return compiled_rows(jobs, options)
@@ -448,7 +455,9 @@ def rows_of(jobs: list[Job], options: Options) -> Accumulators:
 def compiled_rows(
     jobs: Sequence[Job], options: Options, split: tuple[Any, Any] | None = None
 ) -> Accumulators:
-    """A batch's rows by one compiled call. split: sums by channel of a part of a tensor."""
+    """The rows of a batch by one compiled call. split: sums by channel, filled for a part of a
+    tensor.
+    """
     rows = empty(len(jobs))
     dd, rr = (side.__array_interface__["data"][0] for side in split) if split else (0, 0)
     alive: list[Array] = []  # copies of arrays that were not contiguous
@@ -491,13 +500,13 @@ def compiled_rows(
 
 
 def _plain_memory(array: Array) -> bool:
-    """Can a kernel read it where it is: C order, aligned, native byte order?"""
+    """Whether a kernel can read the array in place: C order, aligned, native byte order."""
     flags = array.flags
     return bool(flags.c_contiguous and flags.aligned and array.dtype.isnative)
 
 
 def is_out_of_range(rows: Accumulators, k: int) -> bool:
-    """Do squares of these float64 values leave the range of float64?"""
+    """Whether squares of these float64 values leave the range of float64."""
     f = rows.floats[k]
     sides = [
         abs(f[F[name]])
@@ -531,7 +540,9 @@ _DTYPE_PAIRS: dict[tuple[str, str], tuple[bool, bool, float, float]] = {}
 
 
 def _dtype_pair(job: Job) -> tuple[bool, bool, float, float]:
-    """(ULP defined, signed, largest magnitudes that mean saturation) of two dtypes."""
+    """(whether ULPs are defined, whether signs have a meaning, magnitudes of both sides that mean
+    saturation) for two dtypes.
+    """
     r, t = job.r_type, job.t_type
     tops = [
         float(d.max_finite) if d.kind == "float" and d.max_finite is not None else np.inf

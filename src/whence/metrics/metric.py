@@ -1,8 +1,8 @@
-"""One metric: its name, what it means, and how it follows from the accumulators of a pass.
+"""One metric: its name, its definition, and how it is computed from the accumulators of a pass.
 
-A file of this folder adds metrics by two names: METRICS, a tuple of them, and ORDER, the place of
-the file among the others (columns stand in this order). OVER_FINITE_PAIRS = True says that its
-figures are taken over places where both sides are finite, and are missing where there is none.
+A file of this folder adds metrics by two names: METRICS, a tuple of them, and ORDER, the position
+of the file among the others (and so of its columns). OVER_FINITE_PAIRS = True means that its
+figures are taken over elements that are finite on both sides, and are missing where there are none.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from whence.metrics.accumulators import Accumulators, Floats
 
 @dataclass(frozen=True, slots=True)
 class Metric:
-    """A number of a pair.
+    """A number that describes a pair.
 
-    tier: "core" or "full", the pass that yields it. definition: one line; r is the reference, t the
-    target, sums run over the places where both are finite. source: where the formula comes from.
+    tier: "core" or "full", the pass that computes it. definition: one line; r is the reference, t
+    the target, sums run over elements that are finite on both sides. source: of the formula.
     formula: accumulators of k pairs -> (k,) float64, NaN where the metric is not defined (inf is a
-    value). why: the sentence that then stands in its place.
+    value). why: the reason given where it is not defined.
     """
 
     name: str
@@ -34,12 +34,12 @@ class Metric:
 
 
 def ratio(above: Floats, below: Floats) -> Floats:
-    """above / below, and where below is 0: 0 for 0/0, else inf."""
+    """above / below; where below is 0: 0 for 0/0, else inf."""
     with np.errstate(divide="ignore", invalid="ignore"):
         return np.where(above == 0.0, 0.0, above / below)
 
 
 def over(above: Floats, below: Floats) -> Floats:
-    """above / below, NaN (not defined) where below is 0."""
+    """above / below; NaN (not defined) where below is 0."""
     with np.errstate(divide="ignore", invalid="ignore"):
         return np.where(below == 0.0, np.nan, above / below)

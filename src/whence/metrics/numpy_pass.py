@@ -1,8 +1,8 @@
-"""The pass with numpy alone: any pair of dtypes, a chunk at a time. The measure of the compiled
-pass, and its stand-in.
+"""The pass over a pair in numpy alone: any pair of dtypes, a chunk at a time. It is the standard
+against which the compiled pass is tested, and its replacement.
 
-Used where there are no compiled kernels, for dtypes they do not decode (complex, 64-bit integers,
-rare 8-bit floats), and for values whose squares leave the range of float64.
+Used where there are no compiled kernels, for dtypes that they do not decode (complex, 64-bit
+integers, rare 8-bit floats), and for values whose squares leave the range of float64.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from whence.metrics.accumulators import (
 )
 
 CHUNK = 1 << 16
-"""Elements looked at in one go: their float64 temporaries fit in the second-level cache."""
+"""Elements processed at once: their float64 temporaries fit in the second-level cache."""
 
 
 def flat(array: Array, start: int, stop: int) -> Array:
@@ -40,7 +40,9 @@ def flat(array: Array, start: int, stop: int) -> Array:
 
 
 def same_bytes(reference: Array, target: Array) -> bool:
-    """Are two arrays of one dtype and shape equal to the bit? Stops at the first difference."""
+    """Whether two arrays of one dtype and shape are equal bit by bit. Stops at the first
+    difference.
+    """
     for start in range(0, reference.size, CHUNK * 4):
         stop = start + CHUNK * 4
         r, t = (
@@ -55,11 +57,12 @@ def same_bytes(reference: Array, target: Array) -> bool:
 def accumulate(
     reference: Array, target: Array, channels: int, full: bool, rtol: float, atol: float
 ) -> Accumulators:
-    """One row for a pair of arrays of equal shape and at least one element, of any dtypes whence
-    knows.
+    """One row for a pair of arrays of equal shape with at least one element, of any dtypes that
+    whence knows.
 
-    channels: length of the last axis, or 0 to leave rows and channels out. What is above 1e150 or
-    below 1e-140 at its largest (a side, or the difference) is summed scaled by a power of two.
+    channels: length of the last axis, or 0 to leave rows and channels out. If the largest magnitude
+    of a side, or of the difference, is above 1e150 or below 1e-140, it is scaled by a power of two
+    before summing.
     """
     r_type, t_type = dtypes.of(reference), dtypes.of(target)
     whole = empty(1)
@@ -90,8 +93,9 @@ UNSCALED = (1.0,) * 5
 
 
 def _scales(reference: Array, target: Array, r_type: DType, t_type: DType) -> tuple[float, ...]:
-    """By column of `SCALES`: 1, or the power of two that brings the largest magnitude near 1 when
-    its square would leave the range of float64."""
+    """For each column of `SCALES`: 1, or the power of two that brings the largest magnitude near 1,
+    when its square would leave the range of float64.
+    """
     if not any(d.name in ("float64", "complex128") for d in (r_type, t_type)):
         return UNSCALED
     tops = [0.0] * 5
@@ -132,8 +136,8 @@ def _exact(r: Array, t: Array, r_type: DType, t_type: DType) -> Floats | None:
         return _int_difference(r, t)
     if r_type.kind == "complex" or t_type.kind == "complex":
         return None
-    # integer against float: equal as float64 is not equal yet, so look at the float as an integer
-    # there
+    # Integer against float: equality in float64 is not yet equality, so the float is compared as an
+    # integer there.
     whole, floating, sign = (r, t, 1.0) if _is_int(r_type) else (t, r, -1.0)
     value = floating.astype(np.float64)
     difference: Floats = value - whole.astype(np.float64)
@@ -153,7 +157,7 @@ def _int_difference(r: Array, t: Array) -> Floats:
     is_greater = (negative[0] & ~negative[1]) | ((negative[0] == negative[1]) & (low[1] > low[0]))
     gap = np.where(is_greater, low[1] - low[0], low[0] - low[1])
     size = gap.astype(np.float64)
-    # a negative int64 against a large uint64 is farther apart than 2^64: the one case that wraps
+    # a negative int64 and a large uint64 differ by more than 2^64: the one case that wraps
     r_value, t_value = r.astype(np.float64), t.astype(np.float64)
     rough = t_value - r_value
     far = np.abs(rough) >= 2.0**63
@@ -164,8 +168,9 @@ def _int_difference(r: Array, t: Array) -> Floats:
 
 @dataclass(slots=True)
 class _Values:
-    """A chunk of both sides as float64 or complex128, 0 where one is not finite. fine: where both
-    are. size: of the difference. squares: of the scaled difference and reference.
+    """A chunk of both sides as float64 or complex128, 0 where one is not finite. fine: mask of
+    elements finite on both sides. size: magnitude of the difference. squares: of the scaled
+    difference and reference.
     """
 
     fine: Any
@@ -178,7 +183,7 @@ class _Values:
 def _chunk(
     r: Array, t: Array, kinds: tuple[DType, DType], scales: tuple[float, ...], part: Accumulators
 ) -> _Values:
-    """Fill in the figures of tier "core" but `close`."""
+    """Fill in the figures of tier "core", except `close`."""
     f, i = part.floats[0], part.ints[0]
     r_own, t_own, r_scale, t_scale, d_scale = scales
     rv, tv = wide(r), wide(t)
@@ -222,7 +227,9 @@ def _chunk(
 def _relative_and_ulp(
     values: _Values, r: Array, t: Array, kind: DType | None, part: Accumulators
 ) -> None:
-    """Fill in relative errors, histogram, ULP distances. kind: of both sides, None for two."""
+    """Fill in relative errors, histogram and ULP distances. kind: the dtype of both sides, None if
+    they have different ones.
+    """
     f, i, fine, size = part.floats[0], part.ints[0], values.fine, values.size
     r_size = np.abs(values.reference)
     zero = fine & (r_size == 0.0)
@@ -246,7 +253,7 @@ def _relative_and_ulp(
 def _channels(
     values: _Values, is_unscaled: bool, dd: Floats, rr: Floats, part: Accumulators
 ) -> None:
-    """Fill in the worst row, and add to the sums by channel of the difference and the reference."""
+    """Fill in the worst row, and add the sums by channel of the difference and the reference."""
     if is_unscaled:
         d2, r2 = (squares.reshape(-1, len(dd)) for squares in values.squares)
         dd += d2.sum(0)
@@ -264,7 +271,7 @@ def _channels(
 
 
 def _not_finite(i: Any, nans: tuple[Any, Any], infs: tuple[Any, Any], equal: Any) -> None:
-    """Fill in the NaN and Inf that agree or do not. nans, infs: masks of either side."""
+    """Count NaN and Inf that agree and those that do not. nans, infs: masks of both sides."""
     one_nan = nans[0] ^ nans[1]
     inf_only = (infs[0] | infs[1]) & ~(nans[0] | nans[1])
     matched, mismatched = inf_only & equal, inf_only & ~equal
@@ -276,7 +283,7 @@ def _not_finite(i: Any, nans: tuple[Any, Any], infs: tuple[Any, Any], equal: Any
 
 
 def _norms(sizes: Floats, axis: int) -> Floats:
-    """2-norms along an axis without leaving the range of float64 on the way."""
+    """2-norms along an axis whose intermediate results stay in the range of float64."""
     top = sizes.max(axis, keepdims=True)
     scaled = np.sqrt(np.square(sizes / np.where(top == 0.0, 1.0, top)).sum(axis))
     norms: Floats = np.squeeze(top, axis) * scaled
@@ -296,11 +303,11 @@ def _figures(side: str, values: Any, scale: float, f: Floats, i: Any) -> None:
 
 
 def _ulp(r: Array, t: Array, kind: DType) -> Floats:
-    """Distances in units in the last place: how many numbers of the type lie between. 0 and -0 are
-    the same number.
+    """Distances in units in the last place: the number of steps between neighbouring numbers of the
+    dtype. 0 and -0 are the same number.
 
-    Codes are mapped to integers that rise with the value; float64 distances may need 64 bits, so
-    they are taken unsigned.
+    Codes are mapped to integers that increase with the value. Float64 distances may need 64 bits,
+    so they are computed unsigned.
     """
     bits = kind.bits
     if bits == 64:

@@ -1,5 +1,5 @@
-"""Are the values the same in another order? Then it is layout (a transpose, a reordered batch), not
-accuracy.
+"""Checks whether two tensors hold the same values in another order. Then the difference is one of
+layout (a transpose, a reordered batch), not of accuracy.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _CODE_OF_WIDTH = {1: 6, 2: 11, 4: 13, 8: 9}
 
 
 def candidates(a: Accumulators) -> list[int]:
-    """Rows whose figures agree although the elements do not: worth another look."""
+    """Rows of pairs whose statistics agree although the elements do not: they deserve a check."""
     f, i = a.floats, a.ints
     different = (
         (i[:, I["values_differ"]] > 0)
@@ -28,17 +28,17 @@ def candidates(a: Accumulators) -> list[int]:
     for candidates, right in (("r_finite", "t_finite"), ("r_nan", "t_nan"), ("r_inf", "t_inf")):
         different &= i[:, I[candidates]] == i[:, I[right]]
     extremes = (f[:, F["r_min"]] == f[:, F["t_min"]]) & (f[:, F["r_max"]] == f[:, F["t_max"]])
-    different &= extremes | ~a.signed  # of a complex side they are magnitudes
+    different &= extremes | ~a.signed  # complex sides have magnitudes as extremes
     with np.errstate(invalid="ignore"):
         different &= ~(np.abs(f[:, F["r_sq"]] - f[:, F["t_sq"]]) > 1e-9 * f[:, F["r_sq"]])
     return [int(k) for k in np.flatnonzero(different)]
 
 
 def is_permutation(reference: Array, target: Array) -> bool:
-    """Do both hold the same multiset of elements? By checksums of the mixed bits; of float64 values
-    when the dtypes differ.
+    """Whether both tensors hold the same multiset of elements. Compares checksums of the mixed
+    bits, or of float64 values when the dtypes differ.
 
-    Wrong with a chance of 2^-64.
+    The answer is wrong with a probability of 2^-64.
     """
     common: type[np.float64] | type[np.complex128] | None = None
     if dtypes.of(reference) is not dtypes.of(target):

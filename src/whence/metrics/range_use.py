@@ -1,5 +1,5 @@
-"""How the values of a tensor would fit a floating-point format with fewer bits, rounded to nearest
-even.
+"""How well the values of a tensor would fit a floating-point format with fewer bits, with rounding
+to nearest even.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import numpy.typing as npt
 from whence import dtypes
 from whence.dtypes import Array
 
-_BLOCK = 1 << 16  # elements looked at at once: in float64 they stay in the second-level cache
+_BLOCK = 1 << 16  # elements processed at once: in float64 they stay in the second-level cache
 
 
 class FloatFormat(msgspec.Struct, frozen=True):
@@ -33,7 +33,9 @@ class FloatFormat(msgspec.Struct, frozen=True):
         return f"{self.dtype} scaled" if self.is_scaled else self.dtype
 
     def overflows(self, magnitude: float) -> bool:
-        """Does a finite magnitude round past the largest number? In a scaled format none does."""
+        """Whether a finite magnitude rounds past the format's largest number. In a scaled format
+        none does.
+        """
         return not self.is_scaled and magnitude >= _bounds(self.dtype).overflow
 
 
@@ -71,9 +73,9 @@ class Extent(msgspec.Struct, frozen=True):
 
 
 class _Bounds(msgspec.Struct, frozen=True):
-    """Magnitudes at which rounding to a format changes its outcome. From overflow on it is not
-    finite; up to zero, included, it is zero; below normal it is subnormal or zero. largest: the
-    largest finite one.
+    """Magnitudes at which rounding to a format changes its outcome. From `overflow` on the result
+    is not finite; up to and including `zero` it is zero; below `normal` it is subnormal or zero.
+    largest: the largest finite magnitude.
     """
 
     overflow: float
@@ -132,7 +134,7 @@ def fits(values: Array, formats: Sequence[FloatFormat], whole: Extent) -> list[F
 
 
 def _limits(form: FloatFormat, largest: float) -> _Bounds:
-    """The bounds of a format in units of the tensor that is rounded."""
+    """The bounds of a format, in units of the tensor before scaling."""
     bounds = _bounds(form.dtype)
     if not form.is_scaled:
         return bounds
@@ -141,7 +143,7 @@ def _limits(form: FloatFormat, largest: float) -> _Bounds:
 
 
 def _finite_magnitudes(values: Array) -> Iterator[npt.NDArray[np.float64]]:
-    """Absolute values of the finite elements in float64, block by block."""
+    """Yields absolute values of the finite elements in float64, block by block."""
     flat = np.asarray(values).reshape(-1)
     for start in range(0, flat.size, _BLOCK):
         magnitudes = np.abs(flat[start : start + _BLOCK].astype(np.float64))

@@ -1,4 +1,4 @@
-"""Relative error element by element. An element whose reference is exactly 0 has none: it is left
+"""Relative error of each element. Elements whose reference is exactly 0 have none: they are left
 out and counted.
 """
 

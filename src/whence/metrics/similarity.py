@@ -1,4 +1,6 @@
-"""Direction and scale: do both sides point the same way, and is one a multiple of the other?"""
+"""Direction and scale: whether both sides point the same way, and whether one is a multiple of the
+other.
+"""
 
 from __future__ import annotations
 

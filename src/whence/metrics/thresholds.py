@@ -1,4 +1,4 @@
-"""How many elements are off by more than 1e-1, 1e-2, ... 1e-8: the error's distribution in
+"""How many elements have an error above 1e-1, 1e-2, ... 1e-8: the distribution of the error in
 decades.
 """
 

@@ -1,5 +1,5 @@
-"""Distance in units in the last place: how many numbers of the type lie between both. 0 and -0 are
-the same number.
+"""Distance in units in the last place: the number of steps between neighbouring numbers of the
+dtype from one value to the other. 0 and -0 are the same number.
 """
 
 from __future__ import annotations
