@@ -35,7 +35,9 @@ _WATCHED = (
 
 
 def settings_of(run: Run) -> dict[str, dict[str, Any]]:
-    """What the capture noted of every root: mode, dtypes, attention implementation, threads."""
+    """The settings that the capture recorded for every root: mode, dtypes, attention
+    implementation, threads.
+    """
     out: dict[str, dict[str, Any]] = {}
     for scope, value in told(run, "settings"):
         out.setdefault(scope, value)

@@ -21,7 +21,7 @@ USER_MAP = "user map"
 """The rule name of pairs from a user's map; no stage changes them."""
 
 MOST_PARTS = 4  # that one call may be in the other run
-READ = 3  # of a family of siblings: so many are read to decide for all
+READ = 3  # siblings of a family that are read to decide for all of them
 
 
 class PlanEditor:

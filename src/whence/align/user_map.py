@@ -41,7 +41,7 @@ _TOP = ("names", "pairs", "ranks", "ignore")
 
 @dataclass(frozen=True, slots=True)
 class Rewrite:
-    """Names of the target that match `old` are read as `new`."""
+    """A rewriting rule: names of the target that match `old` are read as `new`."""
 
     old: str
     new: str
@@ -59,7 +59,7 @@ class Slot:
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A pair of the map. target: operand name -> pattern ("x" when there is one)."""
+    """A pair of the map. target: operand name -> pattern; the only operand is called "x"."""
 
     reference: str
     target: tuple[tuple[str, str], ...]
@@ -69,7 +69,7 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class Map:
-    """A map file, read."""
+    """The content of a map file."""
 
     path: str
     names: tuple[Rewrite, ...] = ()
@@ -79,7 +79,7 @@ class Map:
     ranks: tuple[Shard, ...] = ()
 
     def error(self, line: int, message: str) -> UsageError:
-        """An error at a line of the file."""
+        """The error for a line of the file."""
         return UsageError(f"{self.path}, line {line}: {message}")
 
 
@@ -273,7 +273,9 @@ def _placeholders(pattern: str) -> list[str]:
 
 
 def compiled(pattern: str) -> re.Pattern[str]:
-    """A pattern as a regular expression: {i} within a component, the same each time; * anything."""
+    """A pattern as a regular expression: {i} matches within a component, the same text each time; *
+    matches anything.
+    """
     out, names, stars = [], set(), 0
     for part in re.split(r"(\*|\{\w+\})", pattern):
         if part == "*":

@@ -1,4 +1,6 @@
-"""What an expression is: the shape it makes from shapes, and the tensor it makes from tensors."""
+"""The nodes of a dims expression. Each computes its shape from shapes, and its tensor from
+tensors.
+"""
 
 from __future__ import annotations
 
@@ -101,7 +103,9 @@ class Reverse:
 
 @dataclass(frozen=True, slots=True)
 class Rearrange:
-    """Axes moved, merged and split by names ("b (h d) -> h b d"). lengths: not told by shapes."""
+    """Axes permuted, merged and split by names ("b (h d) -> h b d"). lengths: of the axes whose
+    length shapes do not determine.
+    """
 
     of: Node
     pattern: str
@@ -210,7 +214,9 @@ class Cat:
 
 @dataclass(frozen=True, slots=True)
 class Sum:
-    """Element by element, in float64 (integers and complex as they are) and rounded once."""
+    """The sum of tensors, element by element, in float64 (integers and complex as they are) and
+    rounded once.
+    """
 
     parts: tuple[Node, ...]
 
@@ -238,7 +244,7 @@ class Sum:
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """Divided by a whole number, in float64 or complex128 and rounded once."""
+    """A tensor divided by a whole number, in float64 or complex128, and rounded once."""
 
     of: Node
     parts: int
@@ -257,7 +263,9 @@ class Share:
 
 @dataclass(frozen=True, slots=True)
 class Pad:
-    """Filled up to `to` along an axis. value: a number or "lowest", the least finite one."""
+    """A tensor padded at the end of an axis up to the extent `to`. value: a number or "lowest", the
+    least finite one.
+    """
 
     of: Node
     axis: int
@@ -291,7 +299,7 @@ class Pad:
 
 @dataclass(frozen=True, slots=True)
 class Star:
-    """All tensors bound to a name, inside cat and sum."""
+    """All tensors bound to a name; used inside cat and sum."""
 
     name: str
 
@@ -371,7 +379,7 @@ def axis_groups(side: str, pattern: str) -> list[list[str]]:
 
 
 def names(node: Node) -> Iterator[str]:
-    """The tensors that an expression is made of, but for those behind a star."""
+    """The names of the tensors that an expression uses, except those with a star."""
     if isinstance(node, Name):
         yield node.name
     elif isinstance(node, Cat | Sum):
@@ -382,7 +390,7 @@ def names(node: Node) -> Iterator[str]:
 
 
 def keeps_order(node: Node, shape: Shape) -> bool:
-    """Does this only change the shape of a tensor, so that its bytes stay as they are?"""
+    """Whether an expression only changes the shape of a tensor, so that its bytes stay the same."""
     if isinstance(node, Reverse):
         return sum(n != 1 for n in shape) <= 1
     if not isinstance(node, Rearrange) or not isinstance(node.of, Name):

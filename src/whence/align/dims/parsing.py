@@ -1,4 +1,4 @@
-"""Expressions read from text, and put into each other."""
+"""Parses dims expressions from text, and substitutes expressions for names in others."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from whence.align.dims.expressions import (
 
 
 def substituted(text: str, inner: Mapping[str, str]) -> str:
-    """The expression with others in the place of names."""
+    """The expression with other expressions in the place of its names."""
     if not inner:
         return text
     return str(
@@ -43,7 +43,9 @@ def _within(node: Node, inner: Mapping[str, Node]) -> Node:
 
 
 def parse(text: str, default: str = "x") -> Node:
-    """An expression from text. default: what a bare pattern is about. Raises Unfit."""
+    """An expression parsed from text. default: the tensor to which a pattern without a tensor
+    applies. Raises Unfit.
+    """
     if "->" in text and "rearrange" not in text and "'" not in text and '"' not in text:
         pattern, *lengths = (part.strip() for part in text.split(","))
         sizes = []

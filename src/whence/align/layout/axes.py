@@ -20,8 +20,8 @@ from whence.dtypes import Array
 
 Shape = tuple[int, ...]
 X = ex.Name("x")
-_MOST_AXES = 6  # that are told apart; 720 orders
-_WIDTHS = (32, 64, 80, 96, 128, 256)  # of heads, where no extent says it
+_MOST_AXES = 6  # axes that are permuted; 720 orders
+_WIDTHS = (32, 64, 80, 96, 128, 256)  # of heads, tried where no extent gives it
 
 
 # ---- what shapes propose

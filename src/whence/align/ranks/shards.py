@@ -22,13 +22,13 @@ HOW = ("replicated", "cat", "sum", "zigzag", "striped")
 
 @dataclass(frozen=True, slots=True)
 class Level:
-    """What `size` ranks, or groups of ranks, hold of a tensor: all of it, pieces along `axis`
-    (counted from the front), or summands.
+    """One level of a layout: each of `size` ranks, or groups of ranks, holds the whole tensor, a
+    piece along `axis` (counted from the front), or a summand.
 
-    zigzag: rank r of n has pieces r and 2n-1-r of 2n; striped: every n-th index from r on. blocks:
+    zigzag: rank r of n has pieces r and 2n-1-r of 2n. striped: every n-th index from r on. blocks:
     (rank, start, stop) along `axis` in the order of the whole, for parts that were cut one by one
-    ([q0 k0 v0 | q1 k1 v1]). divisor: how many times too large what the ranks hold together is: a
-    mean over ranks is a sum with their number here.
+    ([q0 k0 v0 | q1 k1 v1]). divisor: factor by which the ranks' joined tensor is too large; a mean
+    over ranks is a sum with their number as divisor.
     """
 
     how: str
@@ -231,12 +231,12 @@ def distance_joined(tensor: Array, reference: Array) -> float:
 def part_order(
     shards: Sequence[Array], whole: Sequence[Array], axis: int
 ) -> tuple[tuple[int, int, int], ...]:
-    """Blocks (rank, start, stop) of the shards in the order of the whole, where parts were cut one
-    by one; () when they were not.
+    """Blocks (rank, start, stop) of the shards in the order of the whole, where its parts were cut
+    one by one; () where they were not.
 
-    whole: one tensor, or the parts it is made of, in order. Rows along `axis` are recognised by
-    their bits; a few may differ. Within every part the ranks come in order: pieces that lie on
-    other ranks than they should are a fault, not a layout.
+    whole: one tensor, or the parts it consists of, in order. Rows along `axis` are recognised by
+    their bits; a few may differ. Within every part the ranks come in order: pieces on the wrong
+    ranks are a fault, not a layout.
     """
     rows: dict[bytes, tuple[int, int]] = {}
     total = 0

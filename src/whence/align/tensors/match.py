@@ -40,12 +40,12 @@ from whence.results import CallPair, Plan, SlotPair
 def pair_tensors(
     reference: Run, target: Run, plan: Plan, inside: Callable[[Run], Inside] | None = None
 ) -> tuple[Run, Run, Plan]:
-    """Pair the tensors of labels with those of calls, where one run has labels that the other run's
-    calls are not paired.
+    """Pair the tensors of labels with those of calls, where one run has labels that are not paired
+    with calls of the other run.
 
-    inside: computes what only programs of the reference hold; asked last, for what is left. Returns
-    the runs with the tensors made, and the plan: calls whose tensors have partners, the others
-    unmatched, as before. Reads elements of few candidates each.
+    inside: computes tensors that exist only inside the reference's programs; asked last, for what
+    is still unpaired. Returns the runs with the derived tensors, and the plan, in which calls
+    without a paired tensor stay unmatched. Reads the elements of a few candidates for each tensor.
     """
     labels = [[c for c in selected(run.calls) if c.kind != "module"] for run in (reference, target)]
     modules = [any(c.kind == "module" for c in run.calls) for run in (reference, target)]
@@ -61,7 +61,7 @@ def pair_tensors(
 
 
 def _swapped(plan: Plan) -> Plan:
-    """The plan with reference and target in each other's place."""
+    """The plan with reference and target exchanged."""
     pairs = tuple(
         CallPair(
             p.target,
@@ -89,7 +89,7 @@ def _swapped(plan: Plan) -> Plan:
 
 
 def _one_each(plan: Plan) -> Plan:
-    """The plan with one call of the target for each label: the innermost, which ran last."""
+    """The plan with one target call for each label: the innermost, which ran last."""
     by_label: dict[int, CallPair] = {}
     dropped: list[int] = []
     for pair in plan.pairs:
@@ -107,7 +107,9 @@ def _one_each(plan: Plan) -> Plan:
 
 
 class _LabelPairing:
-    """rich: the run with calls; taps: the run of labels, brought to the other's axes."""
+    """Pairs the two runs. rich: the run with calls. taps: the run of labels, brought to the other
+    run's axes.
+    """
 
     def __init__(
         self, rich: Run, taps: Run, plan: Plan, labels: Sequence[Call], inside: Inside | None
@@ -124,7 +126,7 @@ class _LabelPairing:
     # ---- the answer
 
     def done(self) -> tuple[Run, Run, Plan]:
-        """The runs with what was made, and the plan."""
+        """The runs with their derived tensors, and the plan."""
         self._take_map()
         matches: list[Match] = []
         for step in sorted({c.step for c in self.labels}):
@@ -165,7 +167,7 @@ class _LabelPairing:
         return rich, self.derived.done(), plan
 
     def _take_map(self) -> None:
-        """What the user's map pairs: by record, (label, evidence, the pair of tensors)."""
+        """The pairs in the user's map: by record, (label, evidence, pair of tensors)."""
         for pair in self.plan.pairs:
             if pair.rule == USER_MAP:
                 for slot in pair.slots:
@@ -175,7 +177,7 @@ class _LabelPairing:
                     )
 
     def _in_axes(self, slot: SlotPair) -> SlotPair:
-        """A user's pair, in the closest order of axes where the map says none."""
+        """A pair of the user's map, in the closest order of axes where the map gives none."""
         shapes = [
             self.rich.records[slot.reference_record].shape,
             self.taps.records[slot.target_record].shape,

@@ -1,4 +1,6 @@
-"""What leaves a module in the program of a graph: values that are used outside it."""
+"""Finds the outputs of modules in the program of a graph: values that are used outside their
+module.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,9 @@ ValueKey = tuple[int, int]  # operation, result
 
 
 class ModuleOutput(NamedTuple):
-    """A module's output in a graph. plain: are its elements in their first order?"""
+    """A module's output in a graph. plain: whether the axes are in their original order where it is
+    used.
+    """
 
     scope: str
     call: Call
@@ -34,7 +38,9 @@ class ModuleOutput(NamedTuple):
 def module_outputs(
     program: Program, kids: Mapping[str, Call]
 ) -> dict[str, list[ModuleOutput | None]]:
-    """By module path, what leaves it, in order; None for nodes that the run does not show."""
+    """By module path, the outputs of the module in order; None for nodes that the run did not
+    record.
+    """
     names = {place: name for name, place in places_of(program).items()}
     users, turns = _users(program)
     out: dict[str, list[ModuleOutput | None]] = defaultdict(list)
@@ -49,7 +55,7 @@ def module_outputs(
 
 
 def is_move(name: str) -> bool:
-    """Does this operator only change how a tensor's elements are addressed?"""
+    """Whether an operator only changes how a tensor's elements are addressed."""
     return name.split(".")[1] in _MOVES
 
 
@@ -58,7 +64,9 @@ def is_within(scope: str, above: str) -> bool:
 
 
 def _users(program: Program) -> tuple[dict[ValueKey, set[str]], dict[ValueKey, set[str]]]:
-    """By value: modules that use it ("": the graph returns it), and that turn its axes."""
+    """By value: the modules that use it ("": the graph returns it), and the modules that permute
+    its axes first.
+    """
     sources: dict[ValueKey, tuple[ValueKey | None, frozenset[str]]] = {}
     users: dict[ValueKey, set[str]] = defaultdict(set)
     turns: dict[ValueKey, set[str]] = defaultdict(set)

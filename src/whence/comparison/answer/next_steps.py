@@ -265,9 +265,9 @@ def _reproduce(answer: AnsweredRuns) -> Iterator[NextStep]:
 
 
 def _can_run_again(answer: AnsweredRuns, first: Finding) -> bool:
-    """Has the reference a program of the call that runs operators? What a container only hands to a
-    child (positions, or where only the target computes on the way) comes of none that could be run
-    alone.
+    """Whether the reference has a program of the first finding's call that runs operators. A
+    container that only passes a tensor on to a child (positions, or a tensor that only the target
+    computes) has no operator that could be run alone.
     """
     if first.numbers.get("floor_rel") == 0 and not first.operator:
         return False
@@ -283,7 +283,7 @@ def _look_at_parameter(answer: AnsweredRuns) -> Iterator[NextStep]:
     if first is None or first.verdict != VerdictKind.PARAM_DIFF or not first.slot:
         return
     calls = answer.calls_of(first.pair)
-    # What a compiled target hides has no call of that name there.
+    # A compiled target has no recorded call of that name.
     if calls is None or any(all(r.slot != first.slot for r in call.refs) for call in calls):
         return
     for side, run, call in zip(SIDES, answer.runs, calls, strict=True):
@@ -296,7 +296,7 @@ def _see_elements(answer: AnsweredRuns) -> Iterator[NextStep]:
 
 
 def _open_compiled(answer: AnsweredRuns) -> Iterator[NextStep]:
-    """Of a compiled target: which kernel, and which stage of the compiler, is at fault."""
+    """For a compiled target: finds the kernel, and the compiler stage, at fault."""
     if not _is_compiled(answer) or _is_parameter(answer.first):
         return
     graph = free(f"{answer.target.path.rstrip('/')}-graph")
@@ -319,13 +319,15 @@ def _is_parameter(finding: Finding | None) -> bool:
 
 
 def _is_compiled(answer: AnsweredRuns) -> bool:
-    """Does the target hide what the first finding's call called, and the reference not?"""
+    """Whether the target does not show the calls inside the first finding's call, although the
+    reference does.
+    """
     calls = answer.first_calls
     return calls is not None and bool(hidden_inside(calls[1])) and not hidden_inside(calls[0])
 
 
 def _capture_operators(answer: AnsweredRuns) -> Iterator[NextStep]:
-    """Where a finding names a module that runs several operators, and not which."""
+    """For a finding that names a module and not which of its operators differs."""
     first = answer.first
     if first is None or first.operator or _is_parameter(first) or AFTER_STEP in first.numbers:
         return
@@ -337,7 +339,9 @@ def _capture_operators(answer: AnsweredRuns) -> Iterator[NextStep]:
 
 
 def _capture_modules(answer: AnsweredRuns) -> Iterator[NextStep]:
-    """Of logits alone: every module up to the first bad token, to see where they differ first."""
+    """For runs of logits alone: captures every module up to the first bad token, to see which
+    differs first.
+    """
     if _is_of_logits(answer.result) and are_captures(answer):
         steps = ("--steps", f":{answer.first.step + 1}") if answer.first is not None else ()
         options = (*_FULL, *steps)
@@ -349,7 +353,7 @@ def _is_of_logits(result: Comparison) -> bool:
 
 
 def _explain_outputs(answer: AnsweredRuns) -> Iterator[NextStep]:
-    """What part of the error at the outputs each finding explains."""
+    """Computes which part of the error at the outputs each finding explains."""
     if not can_be_rerun(answer.target) or not is_inside(answer):
         return
     if not any(finding.is_of_module for finding in answer.result.findings):
@@ -416,7 +420,9 @@ def _give_equal_inputs(answer: AnsweredRuns) -> Iterator[NextStep]:
 
 
 def _may_be_drawn(answer: AnsweredRuns) -> bool:
-    """Can the inputs that differ have been drawn at random? Other shapes and masks are not."""
+    """Whether the differing inputs may have been drawn at random. Shapes and masks are not
+    drawn.
+    """
     records = tuple(run.records for run in answer.runs)
     for row in answer.result.rows:
         calls = answer.calls_of(row.pair)
@@ -432,7 +438,7 @@ def _may_be_drawn(answer: AnsweredRuns) -> bool:
 
 
 def _look_at_inputs(answer: AnsweredRuns) -> Iterator[NextStep]:
-    """The first input of a model that differs, on both sides."""
+    """Shows the first differing input of a model, on both sides."""
     for row in answer.result.rows:
         if row.measured.identical or not is_input(row.reference_slot):
             continue
@@ -446,7 +452,9 @@ def _look_at_inputs(answer: AnsweredRuns) -> Iterator[NextStep]:
 
 
 def _keep_elements(answer: AnsweredRuns) -> Iterator[NextStep]:
-    """Tensors were compared by statistics, or not at all, because elements were not kept."""
+    """For tensors that were compared by statistics, or not at all, because their elements were not
+    stored.
+    """
     if _all_kept(answer) or not are_captures(answer) or answer.result.inputs_differ:
         return
     yield captured_again(
@@ -455,12 +463,14 @@ def _keep_elements(answer: AnsweredRuns) -> Iterator[NextStep]:
 
 
 def _all_kept(answer: AnsweredRuns) -> bool:
-    """Are there elements of every tensor? A record without them says why."""
+    """Whether the elements of every tensor were stored. A record without them gives a reason."""
     return not any(r.elements is None and r.why for run in answer.runs for r in run.records)
 
 
 def _look_before(answer: AnsweredRuns) -> Iterator[NextStep]:
-    """Parameters differ in the first recorded step, which is not the first of the program."""
+    """For parameters that differ in the first recorded step, if that is not the first step of the
+    program.
+    """
     if not are_captures(answer):
         return
     if not any(v.numbers.get(STEPS_BEFORE) for v in answer.result.verdicts):
@@ -471,7 +481,7 @@ def _look_before(answer: AnsweredRuns) -> Iterator[NextStep]:
 
 
 def _bring_model(answer: AnsweredRuns) -> Iterator[NextStep]:
-    """Calls of the reference have no program that could be replayed."""
+    """For calls of the reference without a program that could be replayed."""
     coverage = answer.result.coverage
     if coverage.replayed + coverage.inside >= coverage.paired or not coverage.paired:
         return
@@ -496,7 +506,7 @@ def _bring_model(answer: AnsweredRuns) -> Iterator[NextStep]:
 
 
 def _see_inside(answer: AnsweredRuns) -> Iterator[NextStep]:
-    """Of an engine only inputs and outputs were asked for."""
+    """For engines of which only inputs and outputs were captured."""
     if not are_captures(answer) or answer.result.inputs_differ:
         return
     sides = [run for run in answer.runs if run.info.options.get("level") in _ENDS]
@@ -516,7 +526,7 @@ def _see_inside(answer: AnsweredRuns) -> Iterator[NextStep]:
 
 
 def _capture_instead(answer: AnsweredRuns) -> Iterator[NextStep]:
-    """Of dumps that say what was computed and not from what."""
+    """For dumps that record results but not their inputs."""
     if are_captures(answer) or have_inputs(answer) or answer.result.inputs_differ:
         return
     yield captured(
@@ -528,7 +538,7 @@ def _capture_instead(answer: AnsweredRuns) -> Iterator[NextStep]:
 
 
 def _repeat_what_failed(answer: AnsweredRuns) -> Iterator[NextStep]:
-    """One of the two commands failed, or its run lacks its end or a rank."""
+    """For a command that failed, or whose run is incomplete or lacks a rank."""
     for side, run in zip(SIDES, answer.runs, strict=True):
         lacks = {one.kind for one in answer.result.missing if one.side == side and not one.accepted}
         has_failed = bool(run.info.settings.get("exit_code", 0))
