@@ -1,4 +1,4 @@
-"""A run of modules in the form of the other run's compiled graphs."""
+"""Rewrites a run of modules in the form of the other run's compiled graphs."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from whence.records import Call, Ref, Run, children
 
 
 def as_graphs(reference: Run, target: Run) -> Run:
-    """A target of modules in the form of the reference's graphs: one call for each node that is
-    what a module returned.
+    """The target, a run of modules, in the form of the reference's graphs: one call for each node
+    that holds a module's output.
 
-    Its graphs have the inputs and parameters that the reference's have, as far as modules show
-    them; what lies inside is left out.
+    Its graphs have the same inputs and parameters as the reference's, as far as modules show them.
+    Calls inside the modules are left out.
     """
     modules = GraphModules(target, reference)
     modules.graphs()
-    # node's call in the reference -> (graph, record of the target)
+    # graph's call in the reference -> (call of a node, record of the target)
     nodes_of: dict[int, list[tuple[int, int]]] = defaultdict(list)
     for record, (node, _, _) in modules.paired.items():
         nodes_of[reference.calls[node].parent].append((node, record))
@@ -56,7 +56,7 @@ def as_graphs(reference: Run, target: Run) -> Run:
 
 
 def _moved(call: Call, number: int, parent: int, outer: Call, refs: tuple[Ref, ...]) -> Call:
-    """A call of the other run below a call of this one."""
+    """A copy of a call of the other run, placed below a call of this run."""
     return replace(
         call,
         id=number,

@@ -1,7 +1,8 @@
-"""What the page's script is given: the answer in words, and tables by column with every string
-once, so that 10,000 pairs are small.
+"""Prepares the data of the page's script: the answer in words, and tables by column in which every
+string occurs once, so that 10,000 pairs stay small.
 
-The first screen says what, where, why, how sure, the effect at the outputs, what next.
+The first screen says what differs, where, why, how sure that is, the effect at the outputs, and
+what to do next.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ _FIGURES = (
 
 
 def payload(page: Page) -> dict[str, Any]:
-    """Everything that is drawn, as plain values; numbers with five significant digits."""
+    """All data that the page draws, as plain values; numbers with five significant digits."""
     result = page.comparison
     strings = _Strings()
     summary = summary_data(result)
@@ -99,7 +100,7 @@ def payload(page: Page) -> dict[str, Any]:
 
 
 class _Strings:
-    """Strings by number, each once."""
+    """A table of strings in which each string occurs once; values refer to it by number."""
 
     def __init__(self) -> None:
         self.all: list[str] = [""]
@@ -191,7 +192,7 @@ def _detail(detail: PageDetail) -> dict[str, Any]:
     )
     if detail.heatmap is not None:
         plain["heatmap"]["values"] = [_log(value) for value in detail.heatmap.values]
-    # What differs in the seventh digit must be seen to differ.
+    # Differences in the seventh digit must be visible.
     plain["reference"], plain["target"] = (
         [_digits(v, 9) for v in side] for side in (detail.reference, detail.target)
     )
@@ -221,15 +222,17 @@ _ZERO = 9999  # stands for the logarithm of zero
 
 
 def _log(value: float | None) -> int | None:
-    """Hundredths of a decade: what a picture can show, in a few characters."""
+    """The logarithm of a value in hundredths of a decade: as precise as a picture can show, in few
+    characters.
+    """
     if value is None:
         return None
     return round(100 * math.log10(value)) if value > 0 else _ZERO
 
 
 def _digits(value: float | None, digits: int = 5) -> float | int | None:
-    """So many significant digits; an integer where it is one; None for what JSON has no word
-    for.
+    """The value rounded to this number of significant digits; an integer where it is one; None for
+    what JSON cannot express.
     """
     if value is None or not math.isfinite(value):
         return None
@@ -239,7 +242,7 @@ def _digits(value: float | None, digits: int = 5) -> float | int | None:
 
 
 def _generation(result: Generation | None) -> dict[str, Any] | None:
-    """Prompts, and tokens by column."""
+    """The prompts, and the tokens by column."""
     if result is None:
         return None
     plain: dict[str, Any] = _short(msgspec.to_builtins(msgspec.structs.replace(result, tokens=())))
@@ -281,7 +284,7 @@ _SURE: dict[str, str] = {
 }
 _CODE = re.compile(r"\w*[._]\w")
 _BOTH_SIDES = re.compile(r": \S+ is .+ in the reference, ")
-"""A clause of a finding that names an argument with both values."""
+"""A clause of a finding that names an argument with its values on both sides."""
 
 
 def _first_screen(page: Page) -> dict[str, Any]:
@@ -310,7 +313,7 @@ def _first_screen(page: Page) -> dict[str, Any]:
 
 
 def _answer_kind(result: Comparison, first: Finding | None) -> str:
-    """The answer in two words."""
+    """The kind of the answer in two words."""
     if result.status == Status.UNDECIDED:
         return "Cannot tell"
     if result.status == Status.SAME:
@@ -347,7 +350,7 @@ def _sentence(page: Page, first: Finding | None) -> str:
 
 
 def _undecided(result: Comparison) -> str:
-    """What cannot be told, without the reason where that stands below."""
+    """What cannot be decided, without the reason where that is given below."""
     about, text = result.undecided, clean(result.headline)
     if not text:
         return "No operator is at fault beyond doubt."
@@ -356,12 +359,12 @@ def _undecided(result: Comparison) -> str:
     reason = clean(about.why)
     if reason and text.endswith(f": {reason}"):
         text = text.removesuffix(f": {reason}")
-    # The name of a call keeps its letters.
+    # A name of a call keeps its case.
     return f"{text if text.startswith(clean(about.place)) else _upper(text)}."
 
 
 def _upper(text: str) -> str:
-    """The text with a capital, unless it begins with a name of code."""
+    """The text with a capital first letter, unless it begins with a name from code."""
     return text if _CODE.match(text) else text[:1].upper() + text[1:]
 
 
@@ -445,7 +448,7 @@ def _rests(page: Page) -> str:
 
 
 def _effect(page: Page) -> list[str]:
-    """What the differences come to at the outputs of the model, in parts."""
+    """The effect of the differences on the outputs of the model, in parts."""
     result = page.comparison
     if result.effect is not None:
         return effect.words(result.effect).split("; ")
@@ -477,12 +480,12 @@ def _coverage(result: Comparison) -> list[tuple[str, str]]:
     ]
 
 
-# Commands that lead on from a page, as they are typed into a POSIX shell.
+# Follow-up commands for a page, as typed into a POSIX shell.
 
 
 def commands(page: Page) -> dict[str, list[str]]:
-    """ "repro": one for each finding, in order; "compare": how to compare again. None without a
-    folder to name.
+    """Follow-up commands by name: "repro" holds one command for each finding, in order, "compare"
+    the command that compares again. None without a folder to name.
     """
     if not page.folder:
         return {"repro": [], "compare": []}
@@ -502,11 +505,12 @@ def commands(page: Page) -> dict[str, list[str]]:
 
 
 def next_steps(page: Page) -> list[dict[str, Any]]:
-    """Commands of the first screen, each with what its result decides; of what the comparison
-    proposes, else to reproduce the first finding.
+    """The commands of the first screen, each with what its result decides: those that the
+    comparison proposes, otherwise one that reproduces the first finding.
     """
     steps = [step.about(page.folder) if page.folder else step for step in page.comparison.next]
-    # Not of a comparison that is not on disk, and not for the page that is being read.
+    # Leave out commands on a comparison that is not on disk, and the one that writes the page being
+    # read.
     steps = [
         step
         for step in steps

@@ -1,4 +1,4 @@
-"""The error along the whole run, and its files."""
+"""Plots the error along the whole run, and writes the plot's files."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-_NAMED = 6  # findings with their name in a plot
+_NAMED = 6  # findings that are named in a plot
 _NAME = "error-along-the-run"
 
 
 def write(page: Page, folder: Path) -> list[Path]:
-    """Write the plot as PNG and SVG, where the page has calls; returns the files. Raises
-    MissingDependency, OutputExists for a file of somebody else, OSError.
+    """Write the plot as PNG and SVG, if the page has calls, and return the files. Raises
+    MissingDependency, OutputExists for a file that whence did not write, OSError.
     """
     try:
         import matplotlib as mpl
@@ -63,8 +63,8 @@ def write(page: Page, folder: Path) -> list[Path]:
 
 
 def along(page: Page, figure: Figure) -> None:
-    """Error of every call in execution order on a log axis, what rounding explains shaded, what
-    stands out marked and named.
+    """Plot the error of every call in execution order on a log axis. The error that rounding
+    explains is shaded; findings are marked and named.
     """
     axes, strip = figure.subplots(
         2, 1, sharex=True, height_ratios=(16, 2), gridspec_kw={"hspace": 0.02}
@@ -104,11 +104,14 @@ def along(page: Page, figure: Figure) -> None:
 
 
 def _noise_band(calls: Sequence[PageCall], places: Sequence[int], low: float, axes: Axes) -> None:
-    """What rounding explains as a band, and how far what is introduced stands above it."""
+    """Draw the error that rounding explains as a band, and how far introduced errors rise above
+    it.
+    """
     noise = [
         value if (value := calls[i].noise or math.nan) < math.inf else math.nan for i in places
     ]
-    # half-way to the neighbours, and nothing where there is nothing to explain
+    # The band reaches half-way to the neighbouring calls, and is absent where nothing is to be
+    # explained.
     if not all(map(math.isnan, noise)):
         edges = [places[0] - 0.5, *((a + b) / 2 for a, b in pairwise(places)), places[-1] + 0.5]
         axes.stairs(
@@ -135,7 +138,7 @@ def _scatter(axes: Axes, points: Sequence[tuple[float, float]], **look: Any) -> 
 
 
 def _equal_strip(strip: Axes, unknown: bool) -> None:
-    """The strip below, of calls that are equal, or of which no error is known."""
+    """Label the strip below, for calls that are equal or whose error is unknown."""
     strip.set_ylim(-0.6 if unknown else 0.4, 1.6)
     strip.set_yticks(
         [1.0, 0.0] if unknown else [1.0], ["equal", "unknown"] if unknown else ["equal"]
@@ -165,7 +168,7 @@ def _look(style: Style, points: int) -> dict[str, Any]:
 
 
 def _steps(calls: Sequence[PageCall], axes: Axes) -> None:
-    """Thin lines where a step begins, of at most twenty, with their numbers."""
+    """Draw thin numbered lines where a step begins, at most twenty."""
     places = [(call.rank, call.step) for call in calls]
     begins = [i for i, place in enumerate(places) if i == 0 or place != places[i - 1]]
     if len(begins) < 2:

@@ -1,4 +1,4 @@
-"""How plots look: colours, shapes of verdicts, texts."""
+"""The style of plots: colours, marker shapes of verdicts, texts."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _QUIET = (
 
 
 class Style(NamedTuple):
-    """How a verdict is drawn: the shape tells it without the colour."""
+    """How a verdict is drawn; its shape identifies it without the colour."""
 
     colour: str
     marker: str
@@ -72,12 +72,12 @@ RC = {
 
 
 def words(text: str, width: int, keep: str = HEAD) -> str:
-    """Text as it is drawn: nothing in it is mathematics."""
+    """Text for a plot, in which nothing is read as mathematics."""
     return shortened(clean(text), width, keep).replace("$", r"\$")
 
 
 def is_shown(call: PageCall) -> bool:
-    """Is a call drawn? One that only holds others repeats the last of them, unless its own code
-    stands out.
+    """Whether a call is drawn. A container repeats the error of its last child, so it is drawn only
+    if its own code stands out.
     """
     return call.leaf or call.verdict not in _QUIET

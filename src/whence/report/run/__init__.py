@@ -57,8 +57,8 @@ __all__ = [
 def text(
     run: Run, choice: Choice, limit: int | None = None, width: int | None = None
 ) -> Iterator[str]:
-    """The whole run: heading, then calls with their records. limit: at most so many records, then a
-    line saying how many more.
+    """The whole run: heading, then calls with their records. limit: largest number of records,
+    followed by a line that says how many more there are.
 
     width: of the terminal, for which figures are left out (norm, deviation, mean); None leaves
     nothing out.
@@ -226,7 +226,9 @@ def csv(run: Run, choice: Choice) -> Iterator[str]:
 
 
 def _csv_cell(value: Any) -> Any:
-    """Names cannot act as formulas, floats keep all digits, and what is not known is empty."""
+    """A cell of the CSV: names cannot act as formulas, floats keep all digits, unknown values are
+    empty.
+    """
     if isinstance(value, str):
         return tables.cell(value)
     return "" if value is None else repr(value) if isinstance(value, float) else value

@@ -1,4 +1,4 @@
-"""Which calls and which slot of a run are shown."""
+"""Selects the calls and the slot of a run that are shown."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ _NUMBER = re.compile(r"\d+(_\d+)*")
 
 
 class Choice(NamedTuple):
-    """Which calls are shown. name: shell pattern on the dotted name, or `re:` and a regular
-    expression. ids: tree numbers with subtrees.
+    """Selects calls. name: shell pattern on the dotted name, or `re:` and a regular expression.
+    ids: tree numbers, each with its subtree.
     """
 
     name: str = ""
@@ -29,8 +29,8 @@ class Choice(NamedTuple):
     step: int | None = None
 
     def places(self, run: Run) -> list[int]:
-        """Ids of the chosen calls, in the order in which they began. Raises UsageError when the
-        pattern is not a pattern.
+        """Ids of the selected calls, in the order in which they began. Raises UsageError for an
+        invalid pattern.
         """
         try:
             test = re.compile(
@@ -54,12 +54,12 @@ class Choice(NamedTuple):
             fits = [_fits(test, *(columns.names[n] for n in numbers)) for numbers in words]
             chosen &= np.array(fits)[which]
         places = np.flatnonzero(chosen)
-        # Calls are written as they end, so a container stands behind its children.
+        # Calls are written when they end, so a container comes after its children.
         places = places[np.lexsort((places, columns.order[places], columns.rank[places]))]
         return [n for n in places.tolist() if self._has_number(run, n)]
 
     def _has_number(self, run: Run, place: int) -> bool:
-        """Is a call one of those asked for by tree numbers, or below one?"""
+        """Whether a call has one of the selected tree numbers, or lies below such a call."""
         if not self.ids:
             return True
         number = run.calls[place].number
@@ -133,7 +133,9 @@ def other_meaning(run: Run, name: str, choice: Choice) -> str:
 
 
 class _Meaning(NamedTuple):
-    """What NAME may mean: the first such call, and the slot that was asked for."""
+    """One meaning of NAME: the first call with it, the slot that was asked for, and whether NAME is
+    a number.
+    """
 
     call: Call
     slot: str
@@ -141,8 +143,9 @@ class _Meaning(NamedTuple):
 
 
 def _meanings(run: Run, name: str, choice: Choice) -> list[_Meaning]:
-    """What NAME may mean, what is taken first. What `--tree` prints in front of a module is its
-    number, so that goes before a name; every call has a number, and so can still be asked for.
+    """The possible meanings of NAME, the preferred one first. The number that `--tree` prints
+    before a module is preferred to a name. Every call has a number, so every call can still be
+    selected.
     """
     head, _, tail = name.rpartition(":")
     words = [(name, "")] + ([(head, tail)] if head else [])

@@ -1,4 +1,4 @@
-"""How many bytes a record has, and where its elements are."""
+"""The sizes of records in bytes, and where their elements are stored."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from whence.records.columns import columns_of, program_fields
 from whence.records.slots import slot_kind
 from whence.report import tables
 
-# A tensor is counted once, under the first of these that any call uses it as.
+# A tensor is counted once, under the first of these kinds as which a call uses it.
 _KINDS = ("param", "grad", "mutated", "output", "input")
 _UNUSED = "unused"
 

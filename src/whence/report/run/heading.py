@@ -1,4 +1,4 @@
-"""What was run, how it ended, and what it holds."""
+"""The heading of a run: its command, how it ended, and its contents."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def heading(run: Run) -> Iterator[str]:
 
 
 def titled(title: str, lines: Iterable[str]) -> Iterator[tuple[str, str]]:
-    """Rows of which the first has the title."""
+    """Rows of which the first one has the title."""
     return ((title if i == 0 else "", line) for i, line in enumerate(lines))
 
 
@@ -96,7 +96,7 @@ def _bytes_lines(run: Run) -> Iterator[str]:
 
 def _programs(run: Run) -> Iterator[str]:
     counts = program_counts(run)
-    if not counts["calls"] or run.info.kind != "whence":  # a dump never has one
+    if not counts["calls"] or run.info.kind != "whence":  # dumps never record an end
         return
     usable, leaves = (
         tables.count(counts["usable_calls"]),

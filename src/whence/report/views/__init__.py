@@ -20,7 +20,7 @@ _FOLDER = Path(__file__).parent
 
 @functools.cache
 def names() -> tuple[str, ...]:
-    """The views there are."""
+    """The names of the available views."""
     return tuple(sorted(path.stem for path in _FOLDER.glob("[!_]*.py")))
 
 
