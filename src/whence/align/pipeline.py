@@ -339,7 +339,7 @@ def _mapped_slot(
             how.line,
             f"{call.scope}, {name}: {dims} has shape {shape}, the reference's is {expected}",
         )
-    text = str(dims) if number < len(editor.target.records) else ""  # told when all is made
+    text = str(dims) if number < len(editor.target.records) else ""  # reported at the end
     return SlotPair(name, slot_names.get(next(iter(operands)), name), record_id, number, text)
 
 

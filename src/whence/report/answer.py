@@ -361,7 +361,7 @@ def _absent(finding: Finding, result: Comparison) -> str:
     pair = result.plan.pairs[finding.pair]
     both = any(map(is_input, pair.only_reference)) and any(map(is_input, pair.only_target))
     if both and finding.cause not in (CauseKind.INPUT, CauseKind.STRUCTURAL):
-        return ""  # has another number
+        return ""  # numbered differently
     sides = (
         ("reference", pair.only_reference, "not passed in the target"),
         ("target", pair.only_target, "passed only in the target"),

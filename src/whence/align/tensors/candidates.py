@@ -18,10 +18,10 @@ from whence.records import Record
 from whence.records.slots import is_output
 
 CLEARER = 3.0  # must be this many times closer than any other candidate
-_VOTES = 3  # of others of its name, which outweigh what the elements of a tensor say
+_VOTES = 3  # of namesakes; so many outweigh the elements of a tensor
 # times the usual distance of certain pairs: perhaps a nearby tensor that no call returned
 _UNLIKE = 100.0
-_MONOTONE = 0.9  # share of the certain pairs in one order, from which on order means something
+_MONOTONE = 0.9  # least share of certain pairs in one order for order to count
 
 
 @dataclass(slots=True)
@@ -280,7 +280,7 @@ def _longest_run(values: Sequence[int]) -> int:
 # Brings tensors of labels to the axes of tensors of calls, and measures how far apart they then
 # are.
 
-_FIGURES = 0.1  # how far norm and moments may be apart between tensors whose elements are looked at
+_FIGURES = 0.1  # largest relative difference of statistics for elements to be read
 _LOOKED_AT = 16  # candidates whose elements are read, per tensor
 
 

@@ -37,7 +37,7 @@ class Inner:
 
 
 Inside = Callable[[int, frozenset[int]], Iterable[Inner]]
-"""(step, element counts) -> tensors inside the calls of that step with so many elements."""
+"""(step, element counts) -> tensors inside that step's calls with one of these counts."""
 
 
 @dataclass(slots=True)
