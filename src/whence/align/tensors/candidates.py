@@ -18,7 +18,7 @@ from whence.records import Record
 from whence.records.slots import is_output
 
 CLEARER = 3.0  # must be this many times closer than any other candidate
-_VOTES = 3  # of namesakes; so many outweigh the elements of a tensor
+_VOTES = 3  # votes of certain pairs for a naming rule that outweigh a tensor's elements
 # times the usual distance of certain pairs: perhaps a nearby tensor that no call returned
 _UNLIKE = 100.0
 _MONOTONE = 0.9  # least share of certain pairs in one order for order to count
