@@ -106,9 +106,7 @@ class TensorRegistry:
         self._known = KnownTensors()
 
     def call(self, call: Call, settled: Callable[[Call], Call] | None = None) -> None:
-        """Pass a finished call to the session, after its tensors. settled: returns the final form
-        of the call once these have arrived.
-        """
+        """Pass a call to the session, after its tensors. settled: its final form, once they are in."""
 
         def hand_over() -> None:
             arrived = _resolved(call)
