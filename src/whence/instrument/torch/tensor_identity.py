@@ -106,7 +106,7 @@ class TensorRegistry:
         self._known = KnownTensors()
 
     def call(self, call: Call, settled: Callable[[Call], Call] | None = None) -> None:
-        """Pass a call to the session, after its tensors. settled: its final form, once they are in."""
+        """Pass on a call, after its tensors. settled: its final form, once they are in."""
 
         def hand_over() -> None:
             arrived = _resolved(call)
