@@ -19,6 +19,7 @@ from whence.align.calls.input_order import results_of
 from whence.align.calls.whole_calls import content_of, listed, together
 from whence.records import Call, Run
 from whence.records.fused_names import segments
+from whence.records.marks import Mark, has_mark
 from whence.records.slots import is_input, is_written
 
 RULE = "original operators"
@@ -54,7 +55,7 @@ def joined(reference: Run, target: Run) -> Fused:
     """Join calls that the other run has fused, by origins or by concatenated names."""
     if not (
         any(c.origins for run in (reference, target) for c in run.calls)
-        or any(call.leaf and not call.slots("output") for call in target.calls)
+        or any(map(_is_unshown, target.calls))
         or _concatenated(reference, target)
     ):
         return Fused(reference, target)
@@ -236,6 +237,12 @@ def _bind_concatenated(
     return out
 
 
+def _is_unshown(call: Call) -> bool:
+    """Whether an engine ran this operator and could not show its result."""
+    is_of_engine = has_mark(call, Mark.OPSET) or has_mark(call, Mark.EXECUTED_IN)
+    return call.leaf and is_of_engine and not call.slots("output")
+
+
 def _bind_unshown(
     calls: Sequence[Call], names: _Table, target_names: _Table, inner: InnerCalls
 ) -> set[int]:
@@ -245,7 +252,7 @@ def _bind_unshown(
     out: set[int] = set()
     for call in calls:
         partners = target_names.get(call.scope, ())
-        if not partners or any(p.slots("output") for p in partners) or not call.slots("output"):
+        if not partners or not all(map(_is_unshown, partners)) or not call.slots("output"):
             continue
         out.add(call.id)
         names[f"{_PART}{call.scope}"] = [call, *inner.readers(call)]
