@@ -8,7 +8,7 @@ import pytest
 
 from handmade import bfloat16, record
 from whence.align.calls.compiled_graphs import cut_alike
-from whence.align.calls.graph_nodes import kernel
+from whence.align.calls.graph_nodes import kernel, same_nodes
 from whence.align.tensors.graph_modules import by_module
 from whence.align.tensors.modules_as_graphs import as_graphs
 from whence.records import Call, MemoryRun, Operation, Program, Ref
@@ -397,3 +397,26 @@ def test_parameters_of_a_compiled_module_are_with_the_nodes_that_read_them():
     )
     found = cut_alike(run, run)
     assert [r.slot for r in found.target.calls[-1].slots("param")] == ["param._orig_mod.other"]
+
+
+def chain(operators):
+    """A graph of operators one behind the other, without modules."""
+    places = [{"in": 0}, *({"op": [k, 0]} for k in range(len(operators)))]
+    return Program(
+        "chain",
+        tuple(Operation(f"aten.{n}.default", (p,)) for n, p in zip(operators, places)),
+        ("input.0",),
+        (("output.0", places[-1]),),
+        names=tuple(f"{n}_{k}" for k, n in enumerate(operators)),
+        scopes=("",) * len(operators),
+    )
+
+
+def test_an_operator_of_one_graph_alone_moves_no_other():
+    plain = ["mul", "add", "relu", "mul", "add", "neg", "mul", "add", "tanh", "mul"]
+    longer = [*plain[:4], "mul", *plain[4:]]
+    partners = same_nodes(chain(plain), chain(longer))
+    assert len(partners) == len(plain)
+    assert partners["tanh_8"] == "tanh_9" and partners["mul_9"] == "mul_10"
+    moved = [*plain[1:], "mul"]  # as many of each kind, but for the first in another place
+    assert same_nodes(chain(plain), chain(moved))["mul_3"] == "mul_2"

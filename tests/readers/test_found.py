@@ -17,6 +17,7 @@ import whence.readers as readers
 from whence.api import open_run
 from whence.errors import UnreadableRun
 from whence.readers import Place
+from whence.readers.unread import described
 
 DATA = Path(__file__).parent.parent / "data"
 _METADATA = "Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n"
@@ -112,6 +113,11 @@ def test_a_broken_reader_of_another_package_is_named(tmp_path, tapes, points, mo
     done = whence_with(site, "show", tapes[0], cwd=tmp_path)
     assert done.returncode == 3
     assert said in done.stderr
+
+
+def test_marks_of_a_kind_count_in_their_place_alone():
+    assert "zip" not in described("x.unknown", b"The PKG of a build\0")
+    assert "TensorFlow" not in described("faiss.index", b"IxFI\0\1")
 
 
 @pytest.mark.parametrize(

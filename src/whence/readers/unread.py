@@ -59,7 +59,7 @@ _KINDS = (
      "run it: polygraphy run NAME --model-type engine --trt --save-outputs OUT.json"),
     ((".msgpack",), "a checkpoint of flax", "np.savez(OUT, **traverse_util.flatten_dict("
      "serialization.msgpack_restore(open('NAME', 'rb').read()), sep='.'))"),
-    ((".data-00000-of-00001", ".index"), "a checkpoint of TensorFlow", "np.savez(OUT, "
+    ((".data-00000-of-00001", ".ckpt.index"), "a checkpoint of TensorFlow", "np.savez(OUT, "
      "**{n: tf.train.load_variable(CKPT, n) for n, _ in tf.train.list_variables(CKPT)})"),
     (("zarr.json", ".zarray", "/0.0", "/0.0.0"), "a part of a zarr array",
      "np.save(OUT, zarr.open(FOLDER)[:])"),
@@ -69,9 +69,9 @@ _KINDS = (
      "it holds no results: np.savez them where it runs"),
     ((b"SQLite format 3",), "a database", "np.savez what it holds"),
 )  # fmt: skip
-"""Kinds that are not read: (first bytes, also behind a length, or suffixes;
-description; remedy).
-"""
+"""Kinds that are not read: (first bytes, or ends of names; description; remedy)."""
+_BEHIND_LENGTH = frozenset((b"TFL3", b"ORTM", b"ET12"))
+"""Identifiers of FlatBuffers, which stand behind the offset of the first table."""
 _PARSED_BYTES = 16 << 20
 _PIECE = 1 << 20
 
@@ -142,7 +142,7 @@ def described(name: str, head: bytes) -> str:
 def _shows(mark: bytes | str, name: str, head: bytes) -> bool:
     if isinstance(mark, str):
         return name.lower().endswith(mark)
-    return head.startswith((mark, head[:4] + mark))
+    return head.startswith(mark, 4 if mark in _BEHIND_LENGTH else 0)
 
 
 def _is_other_kind(head: bytes, suffix: str) -> bool:

@@ -11,11 +11,16 @@ from typing import Any
 from msgspec.structs import replace
 
 from whence import dtypes
+from whence.align.calls.sequence_alignment import blocks
+from whence.errors import UsageError
+from whence.frameworks.operator_names import base_name
 from whence.records import Call, Program
 from whence.records.marks import Mark, has_mark, mark
 from whence.records.program import map_operands, operands
 
 NodePlace = tuple[int, int]  # index of the operation, index of its result
+_ALIKE = 0.9
+"""Share of nodes in one order, below which order proves little."""
 
 
 def kernel(call: Call) -> str:
@@ -133,19 +138,24 @@ def places_of(program: Program) -> dict[str, NodePlace]:
 
 
 def same_nodes(reference: Program | None, target: Program | None) -> dict[str, str]:
-    """Node names of one graph -> names of the corresponding nodes of the other. Nodes of one module
-    and operator correspond in order, where both graphs have equally many.
+    """Node names of one graph -> names of the corresponding nodes of the other.
+
+    Where most nodes have the same modules and operators in the same order, that order pairs them.
+    Of graphs that were lowered otherwise, nodes of one module and operator correspond in order,
+    where both graphs have equally many.
     """
     if reference is None or target is None:
         places = places_of(reference or target)  # type: ignore[arg-type]
         return {name: name for name in places}
-    target_kinds = nodes_by_kind(target)
-    partners = {
-        name: other
-        for kind, names in nodes_by_kind(reference).items()
-        if len(names) == len(others := target_kinds.get(kind, ()))
-        for name, other in zip(names, others)
-    }
+    partners = _nodes_in_order(reference, target)
+    if 2 * len(partners) < _ALIKE * (len(reference.names) + len(target.names)):
+        target_kinds = nodes_by_kind(target)
+        partners = {
+            name: other
+            for kind, names in nodes_by_kind(reference).items()
+            if len(names) == len(others := target_kinds.get(kind, ()))
+            for name, other in zip(names, others)
+        }
     picked = {(target.names[i], k): name for name, i, k in target.picks}
     for name, i, k in reference.picks:
         other = picked.get((partners.get(reference.names[i], ""), k))
@@ -154,11 +164,33 @@ def same_nodes(reference: Program | None, target: Program | None) -> dict[str, s
     return partners
 
 
+def _nodes_in_order(reference: Program, target: Program) -> dict[str, str]:
+    """Pairs of nodes in the longest common subsequence of modules and operators; empty where the
+    graphs have too little in common to be searched.
+    """
+    kinds, target_kinds = (
+        [(scope, base_name(op.name)) for scope, op in zip(p.scopes, p.operations)]
+        for p in (reference, target)
+    )
+    try:
+        pieces = blocks(kinds, target_kinds)
+    except UsageError:
+        return {}
+    return {
+        name: other
+        for start, stop, target_start, target_stop, is_equal in pieces
+        if is_equal
+        for name, other in zip(
+            reference.names[start:stop], target.names[target_start:target_stop], strict=True
+        )
+    }
+
+
 def nodes_by_kind(program: Program) -> dict[tuple[str, str], list[str]]:
     """Names of the nodes by (module, operator), in order."""
     nodes: dict[tuple[str, str], list[str]] = defaultdict(list)
     for name, scope, op in zip(program.names, program.scopes, program.operations):
-        nodes[scope, op.name.split(".")[1]].append(name)
+        nodes[scope, base_name(op.name)].append(name)
     return nodes
 
 

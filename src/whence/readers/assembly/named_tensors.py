@@ -323,14 +323,16 @@ class _Moment:
                 yield replace(last, note=self._traces[node].note()) if with_notes else last
 
     def _sources(self) -> dict[int, dict[str, None]]:
-        """Returns call -> names of the tensors that it was computed from, found by equal content;
-        {} where too much would have to be read.
+        """Returns call -> names of the tensors that it was computed from: its inputs are their
+        content, or it is a norm of theirs. Either is left out where too much would have to be read.
         """
         of_several = [call if len(call) > 1 else [] for call in self._calls]
+        if sum(item.nbytes for call in of_several for item in call) > _FLOW_BYTES:
+            of_several = []
         pairs = list(self._normalised())
-        read = [*of_several, *(self._calls[node] for pair in pairs for node in pair)]
-        if sum(item.nbytes for call in read for item in call) > _FLOW_BYTES:
-            return {}
+        last = {node: self._calls[node][-1].nbytes for pair in pairs for node in pair}
+        if sum(last.values()) > _FLOW_BYTES:
+            pairs = []
         reads: list[dict[Hashable, None]] = []
         makers: dict[Hashable, list[int]] = {}
         for node, call in enumerate(of_several):
