@@ -87,11 +87,11 @@ def coarser_input(sides: Sequence[tuple[Run, Sequence[Call]]]) -> str:
     """The coarsest floating dtype that only one side's inputs have; "" if both sides have the same
     dtypes.
     """
-    given = [
+    names_by_side = [
         {run.records[r.record].dtype for call in calls for r in call.slots("input")}
         for run, calls in sides
     ]
-    names = filter(dtypes.is_floating, set.symmetric_difference(*given))
+    names = filter(dtypes.is_floating, set.symmetric_difference(*names_by_side))
     return max(names, key=dtypes.unit_roundoff, default="")
 
 

@@ -318,8 +318,8 @@ class _Pairing:
         """
         record = self.reference.record(value)
         far = _distance(record, self.target.record(other))
-        made = self.target.made_of(other)
-        return any(2.0 * _distance(record, self.target.record(v)) < far for v in made)
+        results = self.target.made_of(other)
+        return any(2.0 * _distance(record, self.target.record(v)) < far for v in results)
 
     def _fit(self, value: int, other: int) -> bool:
         return self.reference.record(value).count == self.target.record(other).count

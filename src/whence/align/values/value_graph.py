@@ -158,8 +158,8 @@ class ValueGraph:
             self._made_of = defaultdict(list)
             for call in self.calls:
                 for ref in call.slots("input"):
-                    made = [r.record for r in call.slots("output")]
-                    self._made_of[self.source(ref.record)] += made
+                    results = [r.record for r in call.slots("output")]
+                    self._made_of[self.source(ref.record)] += results
         return self._made_of[value]
 
     def is_parameter(self, record: int) -> bool:
