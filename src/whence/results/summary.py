@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import Any
 
 import msgspec
@@ -108,8 +109,14 @@ class Summary(msgspec.Struct, frozen=True):
 
 
 def json_schema() -> dict[str, Any]:
-    """The JSON Schema (draft 2020-12) of a summary."""
+    """The JSON Schema (draft 2020-12) of a summary.
+
+    Docstrings lose their indent here, which some releases of msgspec keep and others remove.
+    """
     schema = msgspec.json.schema(Summary)
+    for entry in schema["$defs"].values():
+        if "description" in entry:
+            entry["description"] = inspect.cleandoc(entry["description"])
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "title": "whence comparison summary",
