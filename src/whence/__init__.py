@@ -51,6 +51,7 @@ if TYPE_CHECKING:
     from whence.api import probe as probe
     from whence.api import ranges as ranges
     from whence.api import ranks as ranks
+    from whence.api import recipe as recipe
     from whence.api import relocate as relocate
     from whence.api import report_html as report_html
     from whence.api import repro as repro
@@ -64,8 +65,9 @@ __all__ = [
     "accept", "auto_diff", "begin_dump", "capture", "compare", "compare_labels", "compile",
     "convert", "diff_results", "diverge", "doctor", "end_dump", "export_check", "fuzz",
     "generate_tests", "label", "ladder", "load_comparison", "locate", "map_weights", "nans",
-    "narrow", "new_id", "open_run", "pack", "probe", "ranges", "ranks", "record", "recording",
-    "relocate", "report_html", "repro", "serve_check", "task", "tokens", "trace", "unpack", "watch",
+    "narrow", "new_id", "open_run", "pack", "probe", "ranges", "ranks", "recipe", "record",
+    "recording", "relocate", "report_html", "repro", "serve_check", "task", "tokens", "trace",
+    "unpack", "watch",
 ]  # fmt: skip
 
 

@@ -59,6 +59,7 @@ if TYPE_CHECKING:
     from whence.workflows.query import comparison_tables, query, to_parquet
     from whence.workflows.ranges import ranges
     from whence.workflows.ranks import ranks
+    from whence.workflows.recipe import recipe
     from whence.workflows.repeat.repeat import repeat_command
     from whence.workflows.repro.repro import repro
     from whence.workflows.rounding.ways import generators_now
@@ -159,6 +160,7 @@ __all__ = [
     "ranges",
     "ranks",
     "read_prompts",
+    "recipe",
     "record",
     "recording",
     "recover",

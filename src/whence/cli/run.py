@@ -150,6 +150,12 @@ def _a_file(ctx: click.Context, argument: click.Parameter, word: str) -> list[An
     ),
     option("--patch-from REF", "The run that --patch takes outputs from.", PATH, rare=True),
     option(
+        "--recompute",
+        "With --patch: the call returns what REF's program and parameters make of its inputs here "
+        "(a quantised layer in float), not what REF recorded.",
+        rare=True,
+    ),
+    option(
         "--inject FAULT@NAME",
         "Plant a fault (scale@layers.3.mlp) to see whether it is found.",
         rare=True,

@@ -212,18 +212,21 @@ def rebuilt(out: Any, replace: Callable[[str, Any], Any]) -> Any:
     if isinstance(out, (list, tuple, dict)) or (
         dataclasses.is_dataclass(out) and not isinstance(out, type)
     ):
-        return _rebuilt(out, "output", replace)
-    return _rebuilt(out, "output.0", replace)
+        return rebuilt_from(out, "output", replace)
+    return rebuilt_from(out, "output.0", replace)
 
 
-def _rebuilt(value: Any, slot: str, replace: Callable[[str, Any], Any]) -> Any:
+def rebuilt_from(value: Any, slot: str, replace: Callable[[str, Any], Any]) -> Any:
+    """`rebuilt` of a value whose slot is `slot`."""
     if isinstance(value, torch.Tensor):
         return replace(slot, value)
     if value is None or isinstance(value, SIMPLE) or slot.count(".") > NESTING:
         return value
     if isinstance(value, dict):
         items = {
-            k: _rebuilt(v, f"{slot}.{k if isinstance(k, SIMPLE) else type(k).__name__}", replace)
+            k: rebuilt_from(
+                v, f"{slot}.{k if isinstance(k, SIMPLE) else type(k).__name__}", replace
+            )
             for k, v in value.items()
         }
         if all(items[k] is value[k] for k in items):
@@ -233,7 +236,7 @@ def _rebuilt(value: Any, slot: str, replace: Callable[[str, Any], Any]) -> Any:
             copied[k] = v
         return copied
     if isinstance(value, (list, tuple)):
-        parts = [_rebuilt(v, f"{slot}.{i}", replace) for i, v in enumerate(value)]
+        parts = [rebuilt_from(v, f"{slot}.{i}", replace) for i, v in enumerate(value)]
         if all(new is old for new, old in zip(parts, value)):
             return value
         return type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)
@@ -242,6 +245,8 @@ def _rebuilt(value: Any, slot: str, replace: Callable[[str, Any], Any]) -> Any:
         copied = copy.copy(whole)
         for field in dataclasses.fields(value):
             old = getattr(value, field.name, None)
-            object.__setattr__(copied, field.name, _rebuilt(old, f"{slot}.{field.name}", replace))
+            object.__setattr__(
+                copied, field.name, rebuilt_from(old, f"{slot}.{field.name}", replace)
+            )
         return copied
     return value

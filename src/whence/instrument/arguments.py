@@ -39,6 +39,7 @@ class SharedArguments(TypedDict, total=False):
     weights: str | Iterable[str]
     patch: str | Iterable[str]
     patch_from: str | os.PathLike[str]
+    recompute: bool
     inject: str
     level: Level
     logits: bool

@@ -24,14 +24,16 @@ class Surroundings(NamedTuple):
 
     folder: of the run. open_run: opens the run that patched tensors come from. parameters: (model,
     session) -> function that finds parameters in checkpoint files. sequences: returns the token
-    sequences of a run. reading: what the readers know of the framework, None for nothing. lasting:
-    the capture lasts until the process ends.
+    sequences of a run. recompute: (run, call, inputs by slot) -> outputs by slot, by the call's own
+    program; raises ReplayRefused. reading: what the readers know of the framework, None for
+    nothing. lasting: the capture lasts until the process ends.
     """
 
     folder: str
     open_run: Callable[[str], Run]
     parameters: Callable[[Any, Session], Any]
     sequences: Callable[[str], Any]
+    recompute: Callable[[Run, Any, Mapping[str, Any]], Mapping[str, Any]]
     reading: Any = None
     lasting: bool = False
 

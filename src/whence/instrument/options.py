@@ -60,8 +60,9 @@ class CaptureOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, om
     modules ran. gradients: record backward passes and steps of optimisers. weights: checkpoint
     files parameters may be referenced from instead of copied. force: replace an existing run.
     patch: points (`capture.points`) whose outputs are replaced by those of the run `patch_from`;
-    inject: a fault to plant, or "". force_tokens: a run whose tokens the program goes on with, ""
-    for its own. These three change the program on purpose; without them nothing does. level:
+    recompute: by what that run's program and parameters make of the inputs here, instead of by what
+    it recorded. inject: a fault to plant, or "". force_tokens: a run whose tokens the program goes
+    on with, "" for its own. These change the program on purpose; without them nothing does. level:
     "modules"; "op": every operator too, in the place of programs; "graph": what torch.compile makes
     too; "logits": of every call of the model its tokens and logits alone; or "io": of sessions of
     ONNX Runtime what they are given and return. positions: "last" token of a row, or "all".
@@ -98,6 +99,7 @@ class CaptureOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, om
     force: bool = False
     patch: tuple[str, ...] = ()
     patch_from: str = ""
+    recompute: bool = False
     inject: str = ""
     level: str = "modules"
     logits_module: str = ""
@@ -148,6 +150,10 @@ class CaptureOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, om
             raise UsageError(
                 "patch names calls and patch_from the run whose outputs go in there: one needs "
                 "the other"
+            )
+        if self.recompute and not self.patch:
+            raise UsageError(
+                "recompute says how calls are patched: it needs patch, which names them"
             )
         for point in self.patch:
             parse_point(point)

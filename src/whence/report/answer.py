@@ -329,7 +329,7 @@ def _costs(costs: Sequence[LayerCost]) -> Document:
         words = f"{cost.name}   SQNR {cost.sqnr_db:.1f} dB"
         words += f", in float removes {100 * share:.0f} % of the outputs' squared error"
         if cost.weights_explain is not None:
-            words += f" (its weights alone {100 * cost.weights_explain:.0f} %)"
+            words += f" (left out by the quantiser {100 * cost.weights_explain:.0f} %)"
         if cost.steps < cost.calls:
             words += f" in the first {count(cost.steps, 'call')} of {count(cost.calls)}"
         if cost.saturated >= _SATURATED:
@@ -338,6 +338,8 @@ def _costs(costs: Sequence[LayerCost]) -> Document:
     more = len(costs) - len(worth[:_MOST_COSTS])
     if worth and more:
         yield "", f"{count(more, 'layer')} more in summary.json"
+    if costs:
+        yield "  to measure it", "whence recipe CMP   runs the target with layers in float"
 
 
 def _equal_inputs(finding: Finding, result: Comparison) -> str:

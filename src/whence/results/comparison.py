@@ -322,10 +322,11 @@ class LayerCost(msgspec.Struct, frozen=True, omit_defaults=True):
     sqnr_db: 10 log10(sum r^2 / sum (r - y)^2) of its results y, r being what the float layer makes
     of the same inputs: the lowest of any call. explains: the share of the squared error at the
     model's outputs that goes away where this layer alone is left in float and its results are not
-    rounded, below 0 where it hides a part of another's; weights_explain: where its weights alone
-    are; None where that was not tried, or it has none. steps: over how many of the first steps
-    these shares are. saturated: share of its results beyond the
-    largest code. range_used: its largest result over the largest code's; None without codes.
+    rounded, below 0 where it hides a part of another's; weights_explain: where a quantiser leaves
+    it out, so that its weights are in float, and what other quantised layers make or read stays
+    codes; None where that was not tried, or it has no weights. steps: over how many of the first
+    steps these shares are. saturated: share of its results beyond the largest code. range_used: its
+    largest result over the largest code's; None without codes.
     """
 
     name: str

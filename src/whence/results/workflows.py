@@ -406,3 +406,45 @@ class ParityError(AssertionError):
 
 
 ParityError.__module__ = "whence.testing"  # where users import it from
+
+
+class InFloat(msgspec.Struct, frozen=True, omit_defaults=True):
+    """One layer of a quantised model, and what leaving it in float brings.
+
+    sqnr_db: of its own results (`LayerCost`). estimated: the share of the squared error at the
+    outputs that goes away, by replay; None where that is not known. measured: the same in a run of
+    the program where this layer alone is in float, None where none was made. together: with the
+    layers before it in the recipe. why_not: why it could not be run in float. cure: what may
+    quantise it better, with the figure that says so; "" where nothing shows.
+    """
+
+    name: str
+    op_type: str
+    sqnr_db: float
+    estimated: float | None = None
+    measured: float | None = None
+    together: float | None = None
+    why_not: str = ""
+    cure: str = ""
+
+
+class QuantisationRecipe(Described, msgspec.Struct, frozen=True):
+    """Which layers to leave in float, in the words of a quantiser.
+
+    error: rel_l2 of the outputs as quantised; left: with the layers of `leave` in float, None where
+    nothing was measured. leave: in order of what they bring. others: those that were measured, or
+    could not be, and are not worth it. untried: how many layers are left. recipe: lines for `tool`.
+    runs: how often the program ran.
+    """
+
+    reference: str
+    target: str
+    tool: str
+    recipe: str
+    error: float | None
+    left: float | None
+    leave: tuple[InFloat, ...]
+    others: tuple[InFloat, ...]
+    untried: int
+    runs: int
+    notes: tuple[str, ...] = ()

@@ -505,7 +505,8 @@ def layer_costs(context: Context, verdicts: Sequence[Verdict]) -> LayerCosts:
     """The costs of the quantised layers of a comparison."""
     costs, why = _own(context, verdicts), ""
     judge = context.judge.quantised
-    if not costs or judge.programs is None:
+    has_codes = any(call.quantised is not None for call in context.paired.target.calls)
+    if not costs or judge.programs is None or not has_codes:
         return LayerCosts(tuple(costs.values()))
     try:
         chain = _Chain(context, judge.programs, judge.parameters)
@@ -525,14 +526,17 @@ def _own(context: Context, verdicts: Sequence[Verdict]) -> dict[str, LayerCost]:
     """The layers by scope with their own loss, the largest loss (lowest SQNR) first."""
     costs: dict[str, LayerCost] = {}
     pairs, calls = context.paired.plan.pairs, context.paired.calls
+    quantised_modules = context.errors.declared.ledger.quantised
     for verdict in verdicts:
         sqnr = verdict.numbers.get("sqnr_db")
         pair = pairs[verdict.pair] if 0 <= verdict.pair < len(pairs) else None
         if sqnr is None or pair is None:
             continue
         call, partner = calls[pair.reference], context.paired.target.calls[pair.target]
-        if partner.quantised is None or call.quantised is not None:
+        if call.quantised is not None:
             continue  # where both compute with codes, nothing is lost by that
+        if partner.quantised is None and call.id not in quantised_modules:
+            continue
         saturated = verdict.numbers.get("saturated") or 0.0
         used = verdict.numbers.get("range_used")
         before = costs.get(call.scope)
@@ -655,8 +659,8 @@ class _Chain:
             made[coded.record] = result.reshape(self._paired.target.records[coded.record].shape)
 
     def _with_float(self, name: str, is_rounded: bool) -> dict[int, Array]:
-        """The target's results, by record, if one layer were left in float. is_rounded: whether its
-        results are still rounded to codes, so that only its weights are in float.
+        """The target's results, by record, if one layer were left in float. is_rounded: as a
+        quantiser leaves it out: what other quantised layers make or read stays codes.
         """
         made: dict[int, Array] = {}
         for call, partner in self._layers:
@@ -666,15 +670,46 @@ class _Chain:
             if not is_left and not reads & made.keys():
                 continue
             self._replays += 1
-            results = (
-                self._programs.right(call, layer, {}, given=made, rounds=is_rounded)
-                if is_left
-                else self._as_coded(call, layer, made)
-            )
-            if is_left and is_rounded:
-                results = self._on_grid(layer, results)
+            if not is_left:
+                results: Sequence[Array] = self._as_coded(call, layer, made)
+            elif is_rounded:
+                results = self._left_out(call, partner, layer, made)
+            else:
+                results = self._programs.right(call, layer, {}, given=made)
             self._keep(made, layer, results)
         return made
+
+    def _left_out(
+        self, call: Call, partner: Call, layer: QuantisedLayer, made: Mapping[int, Array]
+    ) -> list[Array]:
+        """The results of a layer that a quantiser leaves out: values are codes where another
+        quantised layer makes or reads them.
+        """
+        kept = self._coded_elsewhere(partner)
+        array = self._paired.target.array
+        given = {
+            coded.record: made[coded.of] if coded.of in made else array(coded.of)
+            for coded in layer.reads
+            if coded.of >= 0 and not {coded.record, coded.of} & kept
+        }
+        results = self._programs.right(call, layer, {}, given={**made, **given})
+        return [
+            rounded if coded.record in kept else result
+            for coded, result, rounded in zip(
+                layer.makes, results, self._on_grid(layer, results), strict=False
+            )
+        ]
+
+    def _coded_elsewhere(self, partner: Call) -> set[int]:
+        """The records that another quantised layer makes or reads."""
+        layers = [p.quantised for _, p in self._layers if p is not partner and p.quantised]
+        return {
+            record
+            for layer in layers
+            for coded in (*layer.reads, *layer.makes)
+            for record in (coded.record, coded.of)
+            if record >= 0
+        }
 
     def _on_grid(self, layer: QuantisedLayer, results: Sequence[Array]) -> list[Array]:
         """The results rounded to the nearest values for which the layer has codes."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from whence.errors import UsageError
 from whence.instrument.options import CaptureOptions
 
@@ -13,12 +15,12 @@ _OF_TORCH = {
 }
 
 
-def check_listening(options: CaptureOptions, model: str) -> None:
+def check_listening(options: CaptureOptions, model: str, *, allowed: Collection[str] = ()) -> None:
     """Raise UsageError for options that change a program or apply to torch only. model: what the
-    engine runs, in words.
+    engine runs, in words. allowed: names of options that it takes all the same.
     """
     for name, acts in _OF_TORCH.items():
-        if getattr(options, name):
+        if getattr(options, name) and name not in allowed:
             raise UsageError(
                 f"{name} {acts} a torch model; {model} is only listened to: leave {name} out"
             )

@@ -29,7 +29,8 @@ def check(options: CaptureOptions) -> None:
     """Raise UsageError for what the capture of ONNX Runtime cannot do."""
     from whence.instrument.engines.limits import check_listening
 
-    check_listening(options, "a session of ONNX Runtime")
+    allowed = ("patch",) if options.recompute else ()
+    check_listening(options, "a session of ONNX Runtime", allowed=allowed)
 
 
 def determinism(seed: int | None, deterministic: bool) -> None:
@@ -59,7 +60,12 @@ def listener(session: Session, model: Any, around: Surroundings) -> Listening:
 
     around.reading: what the readers know of ONNX files (`described_models.Reading`).
     """
+    from whence.instrument.onnxruntime.in_float import LayersInFloat
     from whence.instrument.onnxruntime.sessions import Listener
 
-    check(session.options)
-    return Listener(session, model, reading=around.reading, folder=around.folder)
+    options = session.options
+    check(options)
+    layers = None
+    if options.patch:
+        layers = LayersInFloat(session, around.open_run(options.patch_from), options.patch)
+    return Listener(session, model, reading=around.reading, folder=around.folder, layers=layers)

@@ -23,8 +23,9 @@ from whence.instrument.engines.roots import Roots
 from whence.instrument.engines.tensors import Tensors
 from whence.instrument.engines.values import Seen
 from whence.instrument.engines.wrapping import Wrappers
-from whence.instrument.onnxruntime import native_sessions
+from whence.instrument.onnxruntime import in_float, native_sessions
 from whence.instrument.onnxruntime import settings as session_facts
+from whence.instrument.onnxruntime.in_float import LayersInFloat
 from whence.instrument.onnxruntime.insides import Reading, open_inside
 from whence.instrument.onnxruntime.values import at_pointer, seen_values
 from whence.instrument.onnxruntime.watched import RunInProgress, WatchedSession
@@ -54,13 +55,21 @@ class _Running(NamedTuple):
 class Listener:
     """Records what sessions run. python_session: only this one; None: every one that is made or
     run. folder: of the run, where graphs are saved for a moment. reading: what reads ONNX files.
+    layers: those that every new session computes in float, None for none.
     """
 
     def __init__(
-        self, session: Session, python_session: Any = None, *, reading: Reading, folder: str
+        self,
+        session: Session,
+        python_session: Any = None,
+        *,
+        reading: Reading,
+        folder: str,
+        layers: LayersInFloat | None = None,
     ) -> None:
         self.session = session
         self._only = python_session
+        self._layers = layers
         self._wrappers = Wrappers(session)
         self._bindings = _Bindings()
         self._registry = _Registry(session, self._wrappers.own, reading, folder)
@@ -94,6 +103,8 @@ class Listener:
         self._wrappers.put_back()
         with self._wrappers.own():
             self._registry.close()
+            if self._layers is not None:
+                self._layers.finish()
 
     def abandon(self) -> None:
         """Stop without writing anything more: in a forked child, whose files belong to the
@@ -108,6 +119,9 @@ class Listener:
     def _init(
         self, previous: Callable[..., Any], python_session: Any, *args: Any, **kwargs: Any
     ) -> Any:
+        if self._layers is not None:
+            with self._wrappers.own():
+                args = tuple(in_float.edited(self._layers, args, kwargs))
         out = previous(python_session, *args, **kwargs)
         with self._wrappers.own():
             disabled = kwargs.get("disabled_optimizers") or ()

@@ -100,4 +100,5 @@ def _changes(session: Session, around: Surroundings) -> Interventions | None:
         tokens = around.sequences(options.force_tokens)
         forced = ForcedTokens(session, tokens, options.force_tokens)
     run = around.open_run(options.patch_from) if options.patch else None
-    return Interventions(session, run, options.patch, options.inject, forced)
+    computed = around.recompute if options.recompute else None
+    return Interventions(session, run, options.patch, options.inject, forced, computed)

@@ -8,7 +8,7 @@ the run. What could not be changed becomes a note with the reason, never an erro
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from random import Random
 from typing import Any
 
@@ -17,20 +17,24 @@ import torch
 from whence.display import listed
 from whence.errors import WhenceError
 from whence.frameworks import torch_arrays as tensors
-from whence.frameworks.torch_trees import rebuilt
+from whence.frameworks.torch_trees import rebuilt, rebuilt_from
 from whence.instrument.patch_points import outputs_of, parse_fault, parse_point
 from whence.instrument.session import Session
 from whence.instrument.torch import faults
 from whence.instrument.torch.forced_tokens import ForcedTokens
 from whence.instrument.torch.modes import ModesOff, NoFunctions
-from whence.records import PATCHED, Call, Run
+from whence.records import PATCHED, Call, Ref, Run
+
+Recompute = Callable[[Run, Call, Mapping[str, Any]], Mapping[str, Any]]
 
 
 class Interventions:
     """The changes of one capture. points: as given to `--patch`, read from `reference`; fault: as
     given to `--inject`, or "".
 
-    forced: tokens that replace those the program chooses, None to leave them alone.
+    computed: (run, call, inputs by slot) -> outputs by slot, the call's program run again; None to
+    take what the reference recorded. forced: tokens that replace those the program chooses, None to
+    leave them alone.
     """
 
     def __init__(
@@ -40,8 +44,10 @@ class Interventions:
         points: Sequence[str],
         fault: str,
         forced: ForcedTokens | None = None,
+        computed: Recompute | None = None,
     ) -> None:
         self._session, self._reference, self._forced = session, reference, forced
+        self._computed = computed
         self._points = [parse_point(p) for p in points]
         self._fault = parse_fault(fault) if fault else None
         self._undo: list[Callable[[], None]] = []
@@ -74,9 +80,9 @@ class Interventions:
         self._undo.append(undo)
         self._session.note("fault", f"{fault.kind} planted in {fault.site}: {words}", fault.site)
 
-    def left(self, frame: Any, out: Any) -> Any:
+    def left(self, frame: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> Any:
         """The value that a call returns in place of `out`, patched if it was chosen. frame: the
-        call that ends, as the listener keeps it.
+        call that ends, as the listener keeps it. args, kwargs: what it was given.
         """
         if self._reference is None:
             return out
@@ -100,7 +106,8 @@ class Interventions:
             return out
         try:
             with ModesOff() if torch._C._len_torch_dispatch_stack() else NoFunctions():
-                replaced = self._replaced(call, out)
+                values = self._values(call, args, kwargs)
+                replaced = self._replaced(call, out, values)
         except (WhenceError, _Refused, RuntimeError, TypeError, ValueError) as error:
             self._refuse(frame, str(error))
             return out
@@ -145,11 +152,32 @@ class Interventions:
                 "patch", f"{name}: {count} {'call' if count == 1 else 'calls'} patched", name
             )
 
-    def _replaced(self, call: Call, out: Any) -> Any:
+    def _values(
+        self, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Callable[[Ref], Any]:
+        """What gives the elements of an output of the reference's call: its record, or what its
+        program makes of the inputs here.
+        """
+        run = self._reference
+        assert run is not None
+        if self._computed is None:
+            return lambda ref: run.array(ref.record)
+        inputs: dict[str, Any] = {}
+
+        def collect(slot: str, tensor: Any) -> Any:
+            inputs[slot] = tensors.to_host(tensor.detach())
+            return tensor
+
+        for slot, value in (*enumerate(args), *kwargs.items()):
+            rebuilt_from(value, f"input.{slot}", collect)
+        outputs = self._computed(run, call, inputs)
+        return lambda ref: outputs[ref.slot]
+
+    def _replaced(self, call: Call, out: Any, values: Callable[[Ref], Any]) -> Any:
         assert self._reference is not None
         chosen = {p.slot for p in self._points if p.fits_call(call)}
         records = {
-            r.slot: r.record
+            r.slot: r
             for r in call.slots("output")
             if r.slot in outputs_of(call) and ("" in chosen or r.slot in chosen)
         }
@@ -157,7 +185,7 @@ class Interventions:
 
         def check(slot: str, tensor: Any) -> Any:
             if slot in records:
-                new[slot] = self._tensor(records[slot], slot, tensor)
+                new[slot] = self._tensor(records[slot], tensor, values)
             return tensor
 
         rebuilt(out, check)
@@ -173,10 +201,12 @@ class Interventions:
             )
         return rebuilt(out, lambda slot, tensor: new.get(slot, tensor))
 
-    def _tensor(self, number: int, slot: str, tensor: Any) -> Any:
-        """The reference's record as a tensor of the target's dtype, device and layout."""
+    def _tensor(self, ref: Ref, tensor: Any, values: Callable[[Ref], Any]) -> Any:
+        """An output of the reference's call as a tensor of the target's dtype, device and
+        layout.
+        """
         assert self._reference is not None
-        record = self._reference.records[number]
+        record, slot = self._reference.records[ref.record], ref.slot
         if record.shape != tuple(tensor.shape):
             raise _Refused(
                 f"{slot} has shape {list(record.shape)} in the reference and "
@@ -186,7 +216,7 @@ class Interventions:
             raise _Refused(
                 f"{slot} is a {type(tensor).__name__}; only plain tensors can be replaced"
             )
-        value = tensors.from_host(self._reference.array(number))
+        value = tensors.from_host(values(ref))
         if value.dtype != tensor.dtype and not (
             value.is_floating_point() and tensor.is_floating_point()
         ):

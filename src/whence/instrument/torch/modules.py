@@ -220,7 +220,7 @@ class Listener:
             guarded(self._leave, frame, None, raised(error))
             raise
         if self._changes is not None:
-            out = self._changes.left(frame, out)
+            out = self._changes.left(frame, args, kwargs, out)
         guarded(self._leave, frame, out, "")
         if above is not None:
             above.resume()
@@ -436,7 +436,7 @@ class Interventions(Protocol):
     def met(self, root: str, module: Any) -> None:
         """Called before a root is called for the first time."""
 
-    def left(self, frame: Any, out: Any) -> Any:
+    def left(self, frame: Any, args: Args, kwargs: Kwargs, out: Any) -> Any:
         """The value that a call returns in place of `out`. frame: the call that ends."""
 
     def taken(self, frame: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> Any:

@@ -9,7 +9,7 @@ import os
 import shutil
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,9 +18,10 @@ from whence.instrument.session import Session
 from whence.instrument.wording import stderr_is_terminal
 
 if TYPE_CHECKING:
+    from whence.dtypes import Array
     from whence.instrument.framework import Listening
     from whence.instrument.options import CaptureOptions
-    from whence.records import External, RunInfo
+    from whence.records import Call, External, Run, RunInfo
 
 _SILENT_S = 1.0
 
@@ -126,6 +127,32 @@ def check_patch(options: CaptureOptions, path: str) -> None:
         recorded_sequences(options.force_tokens)
 
 
+def recompute(run: Run, call: Call, inputs: Mapping[str, Array]) -> Mapping[str, Array]:
+    """What the program of a call makes of other inputs with the call's own parameters, in the
+    dtypes that it was recorded in. inputs, outputs: by slot. Raises ReplayRefused where the call
+    has no program, or its program does not serve these inputs.
+    """
+    from whence import dtypes
+    from whence.errors import ReplayRefused
+    from whence.replay.validation import load
+
+    program = run.programs.get(call.program)
+    if program is None:
+        raise ReplayRefused(f"{call.module_name} has no program in {run.path}")
+    records = {ref.slot: ref.record for ref in call.refs}
+    loaded = load(program, [run.array(record) for record in program.constants])
+
+    def as_recorded(slot: str) -> Array:
+        if slot not in inputs or slot not in records:
+            raise ReplayRefused(f"{call.module_name} is not given {slot} here")
+        dtype = run.records[records[slot]].dtype
+        is_cast = dtypes.is_floating(dtype)
+        return inputs[slot].astype(dtypes.named(dtype).numpy) if is_cast else inputs[slot]
+
+    params = {slot: run.array(records[slot]) for slot in program.params}
+    return loaded.run({slot: as_recorded(slot) for slot in program.inputs}, params)
+
+
 def listener_of(
     framework_name: str, session: Session, model: Any, folder: str, *, lasting: bool = False
 ) -> Listening:
@@ -138,7 +165,7 @@ def listener_of(
     extras.check_imported(framework_name)
     reading = _READING.get(framework_name, lambda: None)()
     around = Surroundings(
-        folder, store.open_run, ExternalParameters, recorded_sequences, reading, lasting
+        folder, store.open_run, ExternalParameters, recorded_sequences, recompute, reading, lasting
     )
     return framework(framework_name).listener(session, model, around)
 

@@ -56,6 +56,18 @@ class DeclarationLedger:
         """Note that a call is quantised and nothing declares it."""
         self._statements.setdefault((None, schemes), []).append(_Statement(call, sqnr, words))
 
+    @property
+    def quantised(self) -> set[int]:
+        """Ids of the reference's calls of which quantisation, declared or not, explains the
+        error.
+        """
+        return {
+            statement.call.id
+            for (entry, schemes), statements in self._statements.items()
+            for statement in statements
+            if schemes is not None or (entry is not None and entry.declare == "quantisation")
+        }
+
     def ignored(self, entry: Entry, call: Call, verdict: Verdict) -> Verdict:
         """The verdict of a call that an entry says to ignore."""
         self.consult(entry)
