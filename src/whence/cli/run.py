@@ -153,7 +153,6 @@ def _a_file(ctx: click.Context, argument: click.Parameter, word: str) -> list[An
         "--recompute",
         "With --patch: the call returns what REF's program and parameters make of its inputs here "
         "(a quantised layer in float), not what REF recorded.",
-        rare=True,
     ),
     option(
         "--inject FAULT@NAME",

@@ -20,6 +20,7 @@ from whence.instrument.patch_points import parse_point
 from whence.instrument.session import Session
 from whence.records import Call, Run
 from whence.records.marks import Mark, has_mark, mark_values
+from whence.records.slots import input_name, param_name
 
 _QUANTIZE, _DEQUANTIZE, _DYNAMIC = "QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear"
 _SCALES = {"QLinearConv": (6, 7), "QLinearMatMul": (6, 7), "QGemm": (7, 8)}
@@ -226,15 +227,15 @@ class _Graph:
         given = iter(data)
         for call in place.layer:
             inputs: dict[int, str] = {}
-            records = {ref.slot: ref.record for ref in call.refs}
+            records = {param_name(ref.slot): ref.record for ref in call.slots("param")}
             for words in mark_values(call, Mark.TAKES):
                 name, _, number = words.rpartition(" as ")
-                array = reference.array(records[f"param.{name}"])
+                array = reference.array(records[name])
                 inputs[int(number)] = f"{call.scope}.{name}.float"
                 tensor = onnx.numpy_helper.from_array(array, inputs[int(number)])
                 self._graph.initializer.append(tensor)
             for ref in call.slots("input"):
-                number = ref.slot.removeprefix("input.")
+                number = input_name(ref.slot)
                 if (
                     not number.isdecimal()
                     or (value := self._value(values, ref.record, given)) is None
