@@ -29,7 +29,7 @@ TOOLS = ("onnxruntime", "nncf", "torchao", "compressed-tensors", "modelopt", "ms
 
 @verb(
     argument("comparison", "[CMP] [-- CMD ...]", default=""),
-    option("--tool TOOL", "The quantiser.  [default: that of the target's engine]", TOOLS),
+    option("--tool", "The quantiser.  [default: that of the target's engine]", TOOLS),
     option("--seconds N", "Begin no further run after so long.", click.FloatRange(0), default=120),
     option("--model FILE", "The float ONNX file, for the names of its nodes.", HERE),
     KEEP_RUNS,

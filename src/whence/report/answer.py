@@ -339,7 +339,7 @@ def _costs(costs: Sequence[LayerCost]) -> Document:
     if worth and more:
         yield "", f"{count(more, 'layer')} more in summary.json"
     if costs:
-        yield "  to measure it", "whence recipe CMP   runs the target with layers in float"
+        yield "  to measure it", "whence recipe   runs the target again with layers in float"
 
 
 def _equal_inputs(finding: Finding, result: Comparison) -> str:
