@@ -4,6 +4,7 @@
     whence map-weights runs/torch runs/paddle -o map.yaml
     whence compare runs/torch runs/paddle --map map.yaml
     whence map-weights model.safetensors model.onnx
+    whence map-weights model.safetensors gptq.safetensors     AWQ and compressed-tensors too
 
 It finds transposed weights, fused weights, and names and orders of another framework; those of an
 ONNX file by their elements, whatever an exporter made of them. A comment at each parameter says

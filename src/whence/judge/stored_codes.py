@@ -64,8 +64,9 @@ def stored(
 
     reference: the float weight, at least 2-D. parameters: the target's, by slot. axis: preferred
     axis of the scales, where two fit. Codes are integers or 8-bit floats, as many as weights (or
-    packed two or four to a byte). Scales are floating: one for all, or one for each channel or for
-    each group along the last axis.
+    packed two or four to a byte, or four to sixteen to a word of 32 bits, as GPTQ, AWQ and
+    compressed-tensors do). Scales are floating: one for all, or one for each channel or for each
+    group along the last axis; a parameter called g_idx names the group of each column.
     """
     prefix = slot + "."
     inner = {s: a for s, a in parameters.items() if s.startswith(prefix)}
@@ -80,8 +81,10 @@ def _is_real(array: Array) -> bool:
 
 
 def _assemble(reference: Array, parameters: Mapping[str, Array], axis: int) -> Stored | None:
-    best: tuple[float, Stored] | None = None
+    best: tuple[tuple[bool, float], Stored] | None = None
+    wide: F64 = np.asarray(reference, dtype=np.float64)
     names = {s: s.rpartition("param.")[2].lower() for s in parameters}
+    group_of = _group_of_column(reference, parameters, names)
     size = max(norm(reference), 1e-300)
     for slot, array in parameters.items():
         kind = dtypes.of(array)
@@ -102,11 +105,17 @@ def _assemble(reference: Array, parameters: Mapping[str, Array], axis: int) -> S
                     )
                 ):
                     continue
-                shaped = _shaped(codes, scale, axis)
+                shaped = _shaped(codes, scale, axis, group_of)
                 if shaped is None:
                     continue
                 view, s, per, along, group = shaped
-                for zero_slot, zero in _zeros(parameters, names, (slot, name), scale, s):
+                zeros = _zeros(parameters, names, (slot, name), scale, s)
+                if packed and array.dtype.itemsize == _WORD:
+                    signed = bool((codes < 0).any())
+                    words = _zeros_of_words(parameters, names, scale, packed, signed)
+                    every = [(at, _shaped(codes, z, axis, group_of)) for at, z in words]
+                    zeros = iter([(at, form[1]) for at, form in every if form] or list(zeros))
+                for zero_slot, zero in zeros:
                     bits = packed or (8 if form != "int" else _bits(codes))
                     stored = Stored(
                         reference.shape,
@@ -117,12 +126,22 @@ def _assemble(reference: Array, parameters: Mapping[str, Array], axis: int) -> S
                         _u(scale),
                         tuple(x for x in (slot, name, zero_slot) if x),
                     )
-                    far = (
-                        norm(stored.dequantised() - np.asarray(reference, dtype=np.float64)) / size
-                    )
+                    far = _distance(stored.dequantised(), wide, size)
                     if best is None or far < best[0]:
                         best = far, stored
-    return best[1] if best is not None and best[0] < WEIGHT_UNRELATED else None
+    return best[1] if best is not None and best[0][1] < WEIGHT_UNRELATED else None
+
+
+def _distance(values: F64, reference: F64, size: float) -> tuple[bool, float]:
+    """(whether they are far, relative distance from the reference); of those that are far, once
+    one factor is taken out: a wrong scale hides no codes.
+    """
+    far = norm(values - reference) / size
+    if far < WEIGHT_UNRELATED:
+        return False, far
+    along = float(np.einsum("i,i->", values.reshape(-1), reference.reshape(-1)))
+    factor = along / max(norm(values) ** 2, 1e-300)
+    return True, norm(factor * values - reference) / size
 
 
 def _codes(reference: Array, array: Array, form: str) -> Iterator[tuple[F64, int]]:
@@ -140,6 +159,9 @@ def _codes(reference: Array, array: Array, form: str) -> Iterator[tuple[F64, int
         else:
             yield wide.reshape(reference.shape), 0
         return
+    if form == "int" and array.dtype.itemsize == _WORD and reference.ndim == 2:
+        yield from _codes_of_words(reference.shape, array)
+        return
     for bits in (4, 2):
         many = 8 // bits
         if form != "int" or array.dtype.itemsize != 1 or array.size * many != reference.size:
@@ -154,12 +176,95 @@ def _codes(reference: Array, array: Array, form: str) -> Iterator[tuple[F64, int
                 yield np.where(codes >= half, codes - 2 * half, codes), bits
 
 
-def _shaped(codes: F64, scale: Array, axis: int) -> tuple[F64, F64, str, int, int] | None:
+_WORD = 4
+"""Bytes of a word that codes are packed into."""
+_IN_ORDER = tuple(range(8))
+_INTERLEAVED = (0, 2, 4, 6, 1, 3, 5, 7)
+"""Places of the columns in a word of eight codes, as AWQ packs them."""
+
+
+def _fields(words: Array, bits: int, axis: int, order: Sequence[int]) -> F64:
+    """The numbers of `bits` bits in words of 32, side by side along an axis. order: which number of
+    a word comes first, second, ...
+    """
+    raw = np.ascontiguousarray(words).view(np.uint32)
+    many = 32 // bits
+    places = order if len(order) == many else range(many)
+    inverse = [list(places).index(k) for k in range(many)]
+    parts = [(raw >> np.uint32(bits * k)) & np.uint32((1 << bits) - 1) for k in inverse]
+    joined: F64 = np.stack(parts, axis=axis + 1).astype(np.float64)
+    shape = list(words.shape)
+    shape[axis] *= many
+    return joined.reshape(shape)
+
+
+def _codes_of_words(shape: tuple[int, ...], words: Array) -> Iterator[tuple[F64, int]]:
+    """As `_codes`: packed along the rows (GPTQ) or the columns (compressed-tensors; interleaved,
+    AWQ), of the weight or of its transpose; signed codes are stored with half their number added.
+    """
+    if words.ndim != 2 or not words.size:
+        return
+    bits = 32 * words.size // math.prod(shape)
+    if bits not in (2, 4, 8) or words.size * (32 // bits) != math.prod(shape):
+        return
+    for axis, order in ((0, _IN_ORDER), (1, _IN_ORDER), (1, _INTERLEAVED)):
+        codes = _fields(words, bits, axis, order)
+        if order is _INTERLEAVED and bits != 4:
+            continue
+        for form in {codes.shape: codes, codes.shape[::-1]: codes.T}.items():
+            if form[0] == shape:
+                whole = np.ascontiguousarray(form[1])
+                yield whole, bits
+                yield whole - (1 << (bits - 1)), bits
+
+
+def _zeros_of_words(
+    parameters: Mapping[str, Array], names: Mapping[str, str], scale: Array, bits: int, signed: bool
+) -> Iterator[tuple[str, F64]]:
+    """Candidates (slot, zero points in the shape of the scale) that are packed as codes are: as
+    they stand, or stored less one, as GPTQ does.
+    """
+    for slot, array in parameters.items():
+        if "zero" not in names[slot] or array.dtype.itemsize != _WORD or array.ndim != 2:
+            continue
+        if array.size * (32 // bits) != scale.size or scale.ndim != 2:
+            continue
+        for axis, order in ((0, _IN_ORDER), (1, _IN_ORDER), (1, _INTERLEAVED)):
+            zeros = _fields(array, bits, axis, order)
+            if zeros.shape != scale.shape:
+                continue
+            yield slot, zeros - (1 << (bits - 1)) if signed else zeros
+            if axis == 1 and not signed and order is _IN_ORDER:
+                yield slot, zeros + 1
+
+
+def _group_of_column(
+    reference: Array, parameters: Mapping[str, Array], names: Mapping[str, str]
+) -> Array | None:
+    """The number of the group of each column, where a parameter states it and groups are not
+    contiguous.
+    """
+    for slot, array in parameters.items():
+        if names[slot].endswith("g_idx") and array.shape == reference.shape[-1:]:
+            group_of = array.astype(np.int64)
+            if (np.diff(group_of) < 0).any() and group_of.min() >= 0:
+                return group_of
+    return None
+
+
+def _shaped(
+    codes: F64, scale: Array, axis: int, group_of: Array | None = None
+) -> tuple[F64, F64, str, int, int] | None:
     """(codes, scale that broadcasts over them, per, axis, group); None when the scale fits no axis
-    or group.
+    or group. group_of: of each column, where groups are not contiguous.
     """
     s: F64 = scale.astype(np.float64)
     rows, last = codes.shape[0], codes.shape[-1]
+    if group_of is not None and s.ndim == 2 and rows in s.shape and s.size > rows:
+        by_group = s if s.shape[1] == rows else s.T
+        if group_of.max(initial=0) < len(by_group):
+            each: F64 = np.ascontiguousarray(by_group[group_of].T)
+            return codes, each, "group", 0, last // len(by_group)
     if s.size == 1:
         return codes, s.reshape((1,) * codes.ndim), "tensor", 0, 0
     fits = [a for a in (axis, *range(codes.ndim)) if a < codes.ndim and s.size == codes.shape[a]]

@@ -28,7 +28,7 @@ def weights_map(result: WeightMap) -> str:
         slots = {
             f"param.{w.name}": _made(w)
             for w in weights
-            if not w.rows and (w.dims or w.name != w.target_name)
+            if not w.rows and not w.why and (w.dims or w.name != w.target_name)
         }
         text = yaml.safe_dump(
             [{**entry, "slots": slots} if slots else entry], sort_keys=False, width=140
@@ -51,5 +51,5 @@ def _said(weight: FacedWeight) -> str:
     state = weight.state if not weight.rel_l2 else f"{weight.state}, rel_l2 {weight.rel_l2:.2g}"
     return (
         f"{clean(weight.name)}{weight.rows} {list(weight.shape)}: {clean(weight.target_name)} "
-        f"{list(weight.target_shape)}{how}: {state}"
+        f"{list(weight.target_shape)}{how}: {state}{f', {clean(weight.why)}' if weight.why else ''}"
     )

@@ -19,7 +19,7 @@ class FacedWeight(msgspec.Struct, frozen=True):
     state: "equal" (bit for bit after rounding to the target's dtype), "codes" (each within half a
     step), "scaled" (each row is a multiple, as where a norm was folded in), "differs" with the
     relative 2-norm, or "not compared". rows: of the reference's, which the target has as this one,
-    "" where it has them all.
+    "" where it has them all. why: of codes, their scheme, or what is wrong with them.
     """
 
     reference: str
@@ -32,6 +32,7 @@ class FacedWeight(msgspec.Struct, frozen=True):
     state: str
     rel_l2: float | None
     rows: str = ""
+    why: str = ""
 
 
 class WeightMap(Described, msgspec.Struct, frozen=True):

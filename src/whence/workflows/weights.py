@@ -40,13 +40,73 @@ def map_weights(
             raise UsageError("no weight of the one is one of the other: they are other models")
         return found
     aligned = align_runs(reference, target, mapping=mapping)
-    weights = _paired(aligned)
+    weights = {**_paired(aligned), **_coded(aligned)}
     if not weights:
         raise UsageError(
             "no two parameters could be paired: capture both runs with their parameters, or give "
             "--map"
         )
-    return WeightMap(tuple(weights.values()), *_unpaired(aligned))
+    of_codes = {
+        f"{weight.target}.{name}"
+        for weight in weights.values()
+        for name in (*weight.target_name.split("+"), *(_OF_CODES if weight.why else ()))
+    }
+    only_reference, only_target = (
+        tuple(name for name in names if name not in known)
+        for names, known in zip(
+            _unpaired(aligned), ({f"{a}.{b}" for a, b in weights}, of_codes), strict=True
+        )
+    )
+    return WeightMap(tuple(weights.values()), only_reference, only_target)
+
+
+_OF_CODES = ("g_idx", "weight_g_idx", "weight_shape")
+"""What packed codes are stored with, beside scales and zero points."""
+
+
+def _coded(aligned: align.Aligned) -> dict[tuple[str, str], FacedWeight]:
+    """The parameters that the target stores as codes and scales, of paired calls, by (module,
+    parameter); each is named by all that it is stored as.
+    """
+    import numpy as np
+
+    from whence import dtypes
+    from whence.judge import quantised_weights, stored_codes
+
+    reference, target = aligned.reference, aligned.target
+    weights: dict[tuple[str, str], FacedWeight] = {}
+    for pair in aligned.plan.pairs:
+        a, b = reference.calls[pair.reference], target.calls[pair.target]
+        records = {ref.slot: ref.record for ref in b.slots("param")}
+        if all(dtypes.is_floating(target.records[record].dtype) for record in records.values()):
+            continue
+        for ref in a.slots("param"):
+            key = _name(a), param_name(ref.slot)
+            if key in weights or len(reference.records[ref.record].shape) < 2:
+                continue
+            try:
+                wide = reference.array(ref.record)
+                params = {slot: target.array(record) for slot, record in records.items()}
+            except ElementsMissing:
+                continue
+            stored = stored_codes.stored(wide, params, ref.slot)
+            if stored is None:
+                continue
+            checked = quantised_weights.check(wide, stored)
+            off = stored_codes.norm(stored.dequantised() - wide.astype(np.float64))
+            off /= stored_codes.norm(wide) or 1.0
+            weights[key] = FacedWeight(
+                *key,
+                _name(b),
+                "+".join(map(param_name, stored.where)),
+                "",
+                wide.shape,
+                params[stored.where[0]].shape,
+                "differs" if checked.sentence else "codes",
+                off,
+                why=checked.sentence or str(stored.scheme),
+            )
+    return weights
 
 
 def _paired(aligned: align.Aligned) -> dict[tuple[str, str], FacedWeight]:
