@@ -12,6 +12,7 @@ from __future__ import annotations
 import ast
 import contextlib
 import errno
+import gc
 import io
 import os
 import sys
@@ -219,6 +220,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
         if isinstance(stream, io.TextIOWrapper):
             # A terminal that cannot show a name shows its code, never an error.
             stream.reconfigure(errors="backslashreplace")
+    # Modules and results are many, stay, and hold few cycles: scanning them again and again costs a
+    # third of the time, of importing torch and of comparing.
+    gc.set_threshold(200_000, 50, 100)
     sys.exit(execute(sys.argv[1:] if arguments is None else list(arguments)))
 
 

@@ -14,7 +14,6 @@ report`, `trace`, `repro` and `locate` use it when they are given none.
 from __future__ import annotations
 
 import contextlib
-import gc
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -198,8 +197,6 @@ def command(
     _answers.check(form, annotations, junit, force)
     if plan:
         return _plan(reference, target, form, mapping=how["mapping"], match=how["match"])
-    # Results are many and hold no cycles; scanning them again and again costs a third of the time.
-    gc.set_threshold(200_000, 50, 100)
     if unknown := [name for name in how["view"] if name not in _VIEWS]:
         raise click.UsageError(
             f"--view {unknown[0]}: there is no such view; choose one of {', '.join(_VIEWS)}"

@@ -1,112 +1,126 @@
 """What a comparison and the other verbs produce: plan, verdicts, findings, comparison."""
 
-from whence.results.accept import ACCEPTED, Acceptance, AcceptKind, JudgedValue
-from whence.results.comparison import (
-    Alike,
-    Comparison,
-    Coverage,
-    Declared,
-    Effect,
-    LayerCost,
-    Nearest,
-    NextStep,
-    NotThere,
-    RandomNumbers,
-    Remark,
-    Repetition,
-    ThirdRun,
-    Undecided,
-    Visible,
-)
-from whence.results.diverge import Diverged, Parting, PartKind, StepDrift
-from whence.results.fuzz import FaultKind, Fuzzed, KernelFault
-from whence.results.generation import Generation, Prompted, Token, TokenKind
-from whence.results.measured import Measured
-from whence.results.module import ModuleCall, ModuleResult
-from whence.results.origin import Counted, Occurrence, Occurrences, Origin, TracedInput, TracedStep
-from whence.results.plan import TENSOR_RULE, CallPair, Joined, Made, Parted, Plan, SlotPair
-from whence.results.precision import (
-    ModuleEffect,
-    PrecisionCheck,
-    PrecisionPlan,
-    PrecisionRequest,
-    PrecisionTable,
-)
-from whence.results.probe import (
-    HealthFinding,
-    Held,
-    OperatorPlace,
-    Probed,
-    Property,
-    PropertyAnswer,
-    SpreadShare,
-    Symptom,
-    Variant,
-)
-from whence.results.ranks import (
-    CollectiveRow,
-    RankCause,
-    RankCheck,
-    RankCheckKind,
-    RankFinding,
-    RankGroup,
-    RankReport,
-    RankVerdict,
-)
-from whence.results.repeat import Repeated, Source, SourceKind, StepLoss, TouchedGradient
-from whence.results.rows import Row
-from whence.results.serving import (
-    RequestCheck,
-    ServingCheck,
-    ServingFault,
-    ServingStage,
-)
-from whence.results.tokens import (
-    Disagreement,
-    OutputMatch,
-    PromptMatch,
-    TokenComparison,
-    TokenMatch,
-)
-from whence.results.upgrade import ModulePlace, Release, Upgrade, Upgraded, UpgradeKind
-from whence.results.verdict import (
-    GUILTY,
-    VERDICTS,
-    CauseKind,
-    Confidence,
-    Evidence,
-    Finding,
-    Status,
-    Verdict,
-    VerdictKind,
-    severity,
-)
-from whence.results.views import Shown, ViewRow
-from whence.results.workflows import (
-    Checkup,
-    Clean,
-    Explained,
-    FacedWeight,
-    FormatUse,
-    InFloat,
-    Ladder,
-    LadderKind,
-    Location,
-    Nans,
-    NotFinite,
-    OutputError,
-    ParityError,
-    Pass,
-    PlantedFault,
-    QuantisationRecipe,
-    Range,
-    Ranges,
-    Reproduction,
-    Rung,
-    RungKind,
-    TensorRange,
-    WeightMap,
-)
+from typing import TYPE_CHECKING
+
+from whence.lazy_names import lazily
+
+if TYPE_CHECKING:
+    from whence.results.accept import ACCEPTED, Acceptance, AcceptKind, JudgedValue
+    from whence.results.comparison import (
+        Alike,
+        Comparison,
+        Coverage,
+        Declared,
+        Effect,
+        LayerCost,
+        Nearest,
+        NextStep,
+        NotThere,
+        RandomNumbers,
+        Remark,
+        Repetition,
+        ThirdRun,
+        Undecided,
+        Visible,
+    )
+    from whence.results.diverge import Diverged, Parting, PartKind, StepDrift
+    from whence.results.fuzz import FaultKind, Fuzzed, KernelFault
+    from whence.results.generation import Generation, Prompted, Token, TokenKind
+    from whence.results.measured import Measured
+    from whence.results.module import ModuleCall, ModuleResult
+    from whence.results.origin import (
+        Counted,
+        Occurrence,
+        Occurrences,
+        Origin,
+        TracedInput,
+        TracedStep,
+    )
+    from whence.results.plan import TENSOR_RULE, CallPair, Joined, Made, Parted, Plan, SlotPair
+    from whence.results.precision import (
+        ModuleEffect,
+        PrecisionCheck,
+        PrecisionPlan,
+        PrecisionRequest,
+        PrecisionTable,
+    )
+    from whence.results.probe import (
+        HealthFinding,
+        Held,
+        OperatorPlace,
+        Probed,
+        Property,
+        PropertyAnswer,
+        SpreadShare,
+        Symptom,
+        Variant,
+    )
+    from whence.results.ranks import (
+        CollectiveRow,
+        RankCause,
+        RankCheck,
+        RankCheckKind,
+        RankFinding,
+        RankGroup,
+        RankReport,
+        RankVerdict,
+    )
+    from whence.results.repeat import Repeated, Source, SourceKind, StepLoss, TouchedGradient
+    from whence.results.rows import Row
+    from whence.results.serving import (
+        RequestCheck,
+        ServingCheck,
+        ServingFault,
+        ServingStage,
+    )
+    from whence.results.tokens import (
+        Disagreement,
+        OutputMatch,
+        PromptMatch,
+        TokenComparison,
+        TokenMatch,
+    )
+    from whence.results.upgrade import ModulePlace, Release, Upgrade, Upgraded, UpgradeKind
+    from whence.results.verdict import (
+        GUILTY,
+        VERDICTS,
+        CauseKind,
+        Confidence,
+        Evidence,
+        Finding,
+        Status,
+        Verdict,
+        VerdictKind,
+        severity,
+    )
+    from whence.results.views import Shown, ViewRow
+    from whence.results.workflows import (
+        Checkup,
+        Clean,
+        Explained,
+        FacedWeight,
+        FormatUse,
+        InFloat,
+        Ladder,
+        LadderKind,
+        Location,
+        Nans,
+        NotFinite,
+        OutputError,
+        ParityError,
+        Pass,
+        PlantedFault,
+        QuantisationRecipe,
+        Range,
+        Ranges,
+        Reproduction,
+        Rung,
+        RungKind,
+        TensorRange,
+        WeightMap,
+    )
+else:
+    __getattr__ = lazily(__name__)
 
 __all__ = [
     "ACCEPTED",

@@ -11,7 +11,6 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from html import escape
 from typing import Any
 
 _SILENT_S = 1.0  # work that takes less says nothing
@@ -106,6 +105,8 @@ def _line() -> Iterator[_Line]:
 
 
 def _shown(line: str) -> dict[str, str]:
+    from html import escape
+
     from whence.report.tables import clean
 
     plain = clean(line)

@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 import msgspec
 
@@ -16,15 +16,15 @@ from whence import disk
 from whence.errors import OutputExists, StoreFailed, UnreadableRun
 from whence.readers.opening import open_run
 from whence.records import Run
-from whence.results import Comparison
 
 if TYPE_CHECKING:
     from whence.judge.policy import Policy
+    from whence.results import Comparison
 
 AnyPath = str | os.PathLike[str]
 AnyRun = AnyPath | Run
 """A run, or where one lies."""
-AnyComparison = AnyPath | Comparison
+AnyComparison: TypeAlias = "AnyPath | Comparison"
 """A comparison, or the folder or URL that it was written to."""
 _LONG_NUMBER = re.compile(rb"(?<![\w.])-?\d{19}")  # digits that 64 bits may not hold
 
@@ -47,6 +47,8 @@ def as_run(run: AnyRun) -> Run:
 
 def as_comparison(comparison: AnyComparison) -> Comparison:
     """The comparison; a path is read. Raises UnreadableRun."""
+    from whence.results import Comparison
+
     return comparison if isinstance(comparison, Comparison) else load_comparison(comparison)
 
 
@@ -229,6 +231,8 @@ def _decoded(report: bytes) -> Comparison:
     Whole numbers of more than 64 bits, which JSON writers do not accept, are refused here. Raises
     MsgspecError, RecursionError, UnicodeDecodeError.
     """
+
+    from whence.results import Comparison
 
     comparison = msgspec.json.decode(report, type=Comparison)
     if _LONG_NUMBER.search(report):

@@ -733,8 +733,9 @@ def _with_kernels() -> Any:
     library = torch.library.Library(_LIBRARY, "IMPL")
     for whole in torch._C._dispatch_get_all_op_names():
         space, _, name = whole.partition("::")
-        taken = torch._C._dispatch_has_kernel_for_dispatch_key(whole, _KEY)
-        if space == _LIBRARY and name not in _UNWATCHED and not taken:
+        if space != _LIBRARY or name in _UNWATCHED:
+            continue
+        if not torch._C._dispatch_has_kernel_for_dispatch_key(whole, _KEY):
             library.impl(name, _telling(name), _KEY, with_keyset=True)
     return library
 

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from whence import store
 from whence.errors import UsageError
 from whence.instrument.options import make
 from whence.workflows.capture.process_end import at_the_end
@@ -62,7 +63,6 @@ def capture(
     A failing disk ends the capture with a note, never the program. Raises UsageError, OutputExists,
     StoreFailed before the block is entered.
     """
-    from whence import store
     from whence.instrument.framework import check, owner_of, set_determinism
     from whence.instrument.guard import keep_ring
     from whence.instrument.wording import raised
@@ -127,7 +127,6 @@ def begin_dump(
     The program is not changed. Raises UsageError when another region is open or with other options,
     OutputExists, StoreFailed.
     """
-    from whence import store
     from whence.instrument.framework import set_determinism
 
     folder, chosen = str(Path(path).absolute()), make(level="op", force=force, **options)

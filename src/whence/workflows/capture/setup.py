@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from whence.errors import ElementsMissing, UsageError
 from whence.instrument.session import Session
 from whence.instrument.wording import stderr_is_terminal
+from whence.lazy_names import importing
 
 if TYPE_CHECKING:
     from whence.dtypes import Array
@@ -153,6 +154,7 @@ def recompute(run: Run, call: Call, inputs: Mapping[str, Array]) -> Mapping[str,
     return loaded.run({slot: as_recorded(slot) for slot in program.inputs}, params)
 
 
+@importing()
 def listener_of(
     framework_name: str, session: Session, model: Any, folder: str, *, lasting: bool = False
 ) -> Listening:

@@ -8,6 +8,7 @@ RUN/attach-errors.txt.
 from __future__ import annotations
 
 import contextlib
+import gc
 import importlib
 import importlib.abc
 import importlib.machinery
@@ -159,10 +160,15 @@ def guarded(
     config: dict[str, Any], action: Callable[[ModuleType], None], module: ModuleType
 ) -> None:
     """Run one action; whatever it raises is told, never raised."""
+    collects = gc.isenabled()
+    gc.disable()  # as `whence.lazy_names.importing` says
     try:
         action(module)
     except Exception as err:  # noqa: BLE001 - a capture that cannot start never stops the program
         complain(config["run"], f"{type(err).__name__}: {err}")
+    finally:
+        if collects:
+            gc.enable()
 
 
 def complain(run: str, text: str, *, quiet: bool = False) -> None:
