@@ -11,7 +11,7 @@ import pytest
 from whence import judge
 from whence.dtypes import unit_roundoff
 from whence.judge import ReplayError, noise_model, verdict
-from whence.judge.error_structure import Structure, structure, value_ranges
+from whence.judge.error_structure import Basis, Structure, structure, value_ranges
 
 ROWS, LAST = 64, 96
 
@@ -105,7 +105,7 @@ def test_definitions():
     rng = np.random.default_rng(3)
     d, r = rng.standard_normal((ROWS, LAST)) * 1e-6, rng.standard_normal((ROWS, LAST))
     s = 1e-6 * (1 + rng.random((ROWS, LAST)))
-    got = structure(d.ravel(), r.ravel(), s.ravel(), LAST)
+    got = structure(d.ravel(), Basis(r.ravel(), s.ravel(), LAST))
     q, x = d / s, r / s
     slope = (q * x).sum() / (x * x).sum()
     rest = q * x - slope * x * x
@@ -157,8 +157,8 @@ def test_equal_values_share_a_range_and_empty_ranges_show_nothing():
     assert all(np.unique(ranges[r == v]).size == 1 for v in np.unique(r))
     assert (np.bincount(ranges, minlength=24) == 0).any()
     d = 1e-6 * rng.standard_normal(9600)
-    assert structure(d, r + 1e-9, np.full(9600, 1e-6), 96).value < 4.5
-    assert structure(d + 1e-6 * (r > 0.9), r, np.full(9600, 1e-6), 96).value > 4.5
+    assert structure(d, Basis(r + 1e-9, np.full(9600, 1e-6), 96)).value < 4.5
+    assert structure(d + 1e-6 * (r > 0.9), Basis(r, np.full(9600, 1e-6), 96)).value > 4.5
 
 
 def test_the_scale_is_the_weighted_regression_and_its_error_is_honest():
@@ -172,7 +172,7 @@ def test_the_scale_is_the_weighted_regression_and_its_error_is_honest():
         x = rng.standard_normal((60, 40))
         shared = 0.5 * rng.standard_normal((60, 1)) * x  # rows have scales of their own
         d = s * (shared + rng.standard_normal((60, 40)))
-        got = structure(d.ravel(), (x * s).ravel(), s.ravel(), 40)
+        got = structure(d.ravel(), Basis((x * s).ravel(), s.ravel(), 40))
         theirs = np.linalg.lstsq(x.reshape(-1, 1), (d / s).ravel(), rcond=None)[0][0]
         assert got.slope == pytest.approx(theirs)
         scores.append(got.slope / got.slope_error)
@@ -183,7 +183,7 @@ def test_the_scale_is_the_weighted_regression_and_its_error_is_honest():
 @pytest.mark.parametrize("shape", [(4, 8), (1, 4096), (4096, 1), (300,)])
 def test_too_little_for_statistics(shape):
     d = np.full(shape, 1e-3)
-    s = structure(d.ravel(), np.ones(d.size), np.ones(d.size), shape[-1])
+    s = structure(d.ravel(), Basis(np.ones(d.size), np.ones(d.size), shape[-1]))
     assert s.row == s.channel == s.slope == 0.0
 
 
@@ -192,7 +192,7 @@ def test_two_rows_that_share_a_scale_are_no_scale_of_everything():
     rng = np.random.default_rng(0)
     x = rng.standard_normal((2, 128))
     d = x * np.array([[0.9], [1.1]]) + 0.01 * rng.standard_normal(x.shape)
-    got = structure(d.ravel(), x.ravel(), np.ones(x.size), 128)
+    got = structure(d.ravel(), Basis(x.ravel(), np.ones(x.size), 128))
     assert got.clusters == 2
     assert noise_model.normal_score(got.slope / got.slope_error, 1) < 4
 

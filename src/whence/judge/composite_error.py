@@ -65,7 +65,7 @@ def measure(
     last = (output.shape[-1] if output.ndim > 1 else output.size) * (y.size // output.size)
     noise = np.maximum(element_noise(np.sqrt(square), r, u, last), _nearby(square, last))
     first = np.where(keep, runs[0], 0.0)
-    z, place = worst(np.minimum(np.abs(y - r), np.abs(y - first)), noise)
+    z, place = worst(y - r, y - first, noise)
     if mismatch:
         place = int(np.argmax(~(keep | same_fill(flat(output), flat(wide), fill))))
     inherited = by_reference = None

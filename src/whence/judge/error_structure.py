@@ -9,8 +9,8 @@ biased against each other.
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -27,6 +27,8 @@ _FEWEST_IN_RANGE = 20
 """Number of elements in a range of values below which their average means nothing."""
 _SAMPLE = 4096
 """Number of elements whose quantiles bound the ranges of values."""
+_IN_CACHE = 1 << 14
+"""Number of elements that are sorted into their ranges at once."""
 _TINY = 1e-300
 
 
@@ -64,27 +66,54 @@ class Structure:
         return abs(self.slope) / self.slope_error if self.slope_error > 0 else 0.0
 
 
-def structure(
-    d: F64, r: F64, s: F64, last: int, ranges: Callable[[], Ranges] | None = None
-) -> Structure:
-    """Statistics of d (1-D), the difference to the working replay, against r (1-D), the wide
-    replay, in units of s (1-D, > 0). last: length of a row. ranges: returns `value_ranges(r)`,
-    which several d can share.
+class Basis:
+    """r (1-D), the wide replay, in units of s (1-D, > 0), in rows of length `last`: what several
+    differences are tested against, each part of it made once, when it is needed.
     """
-    changed = int(np.count_nonzero(d))
+
+    def __init__(self, r: F64, s: F64, last: int) -> None:
+        self.r, self.s, self.last = r, s, last
+
+    @functools.cached_property
+    def rms(self) -> float:
+        """The root mean square of r."""
+        return norm(self.r) / math.sqrt(self.r.size)
+
+    @functools.cached_property
+    def x(self) -> F64:
+        """r / s, in rows."""
+        return (self.r / self.s).reshape(-1, self.last)
+
+    @functools.cached_property
+    def squares(self) -> F64:
+        """x * x, in rows."""
+        return self.x * self.x
+
+    @functools.cached_property
+    def ranges(self) -> Ranges:
+        """`value_ranges(r)`."""
+        return value_ranges(self.r)
+
+
+def structure(d: F64, basis: Basis) -> Structure:
+    """Statistics of d (1-D), the difference to the working replay, against its basis."""
+    changed, last = int(np.count_nonzero(d)), basis.last
     if d.size < STRUCTURE_ELEMENTS or changed <= STRUCTURE_CHANGED or last < 2 or d.size == last:
         return Structure(changed=changed)
-    q, x = (d / s).reshape(-1, last), (r / s).reshape(-1, last)
-    product, squares = q * x, x * x
-    power, rms = float(squares.sum()), norm(r) / math.sqrt(r.size)
+    squares, rms = basis.squares, basis.rms
+    power = float(squares.sum())
     if power == 0.0:
         return Structure(changed=changed)
+    q = (d / basis.s).reshape(-1, last)
+    product = q * basis.x
     slope = float(product.sum()) / power
-    slope_error, clusters = _clustered_error(product - slope * squares, slope, power)
+    residual = slope * squares
+    slope_error, clusters = _clustered_error(
+        np.subtract(product, residual, out=residual), slope, power
+    )
     row, row_effect = _rows(product, squares)
     channel, channel_effect, place, channel_rms = _channels(q, d.reshape(-1, last), rms)
-    in_ranges = ranges() if ranges is not None else value_ranges(r)
-    value, value_effect = _by_value(q.reshape(-1), d, in_ranges, rms)
+    value, value_effect = _by_value(q.reshape(-1), d, basis.ranges, rms)
     return Structure(
         slope,
         slope_error,
@@ -212,7 +241,9 @@ def _by_value(q: F64, d: F64, ranges: Ranges, rms: float) -> tuple[float, float]
     own = np.maximum(squares - n * mean * mean, 0.0) / (n - 1)
     z = np.where(known, np.abs(mean) / _error(own, float(squares.sum()) / q.size, n), 0.0)
     place = int(z.argmax())
-    shift = abs(float(np.bincount(ranges, d, STRUCTURE_BINS)[place])) / n[place] / rms
+    # one after the other, as the sums of all ranges are added
+    inside = d[ranges == place]
+    shift = abs(float(np.bincount(np.zeros(inside.size, np.intp), inside, 1)[0])) / n[place] / rms
     return float(z[place]), shift
 
 
@@ -227,10 +258,14 @@ def value_ranges(r: F64) -> Ranges:
     if r.size > _SAMPLE:
         sample = r[np.random.default_rng(0).integers(r.size, size=_SAMPLE)]
     places = np.arange(1, STRUCTURE_BINS) * sample.size // STRUCTURE_BINS
-    ranges = np.zeros(r.size, np.uint8)
-    for bound in np.sort(sample)[places]:
-        ranges += r > bound
-    return ranges.astype(np.intp)
+    bounds, ranges = np.sort(sample)[places], np.empty(r.size, np.intp)
+    for start in range(0, r.size, _IN_CACHE):
+        part = r[start : start + _IN_CACHE]
+        above, count = np.empty(part.size, np.bool_), np.zeros(part.size, np.uint8)
+        for bound in bounds:
+            count += np.greater(part, bound, out=above)
+        ranges[start : start + _IN_CACHE] = count
+    return ranges
 
 
 def _error(own: F64, common: float, n: F64 | int) -> F64:

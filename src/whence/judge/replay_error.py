@@ -8,7 +8,6 @@ the last axis.
 from __future__ import annotations
 
 import dataclasses
-import functools
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -20,11 +19,11 @@ from whence import dtypes
 from whence.dtypes import Array, unit_roundoff
 from whence.judge import noise_model
 from whence.judge.error_structure import (
+    Basis,
     Structure,
     beyond_own,
     norm,
     structure,
-    value_ranges,
     weaker,
 )
 from whence.judge.limits import (
@@ -213,14 +212,15 @@ def measure(
         return ReplayError(0.0, u=u)
     parts = y.size // output.size  # real and imaginary parts lie side by side
     last = output.shape[-1] * parts if output.ndim > 1 else y.size
-    e, f, size = y - r, w - r, norm(r)
+    e, f, d, size = y - r, w - r, y - w, norm(r)
     error, strays = norm(e), norm(s)
     floor = max(norm(f), noise_floor(kind, size, reduction_length), strays)
     sums = SUM_IN_ORDER * _of_sums(kind, reduction_length) if reduction_length > 1 else 0.0
     noise = element_noise(f, r, u, last, s, sums)
+    basis = Basis(r, noise, last)
     # A deviation that the working replay shares is not a fault, however far it is from the wide
     # replay.
-    z, place = worst(np.minimum(np.abs(e), np.abs(y - w)), noise)
+    z, place = worst(e, d, noise)
     if mismatch:
         place = int(np.argmax(~(keep | same_fill(flat(output), flat(wide), fill))))
     local = ReplayError(
@@ -228,7 +228,7 @@ def measure(
         ratio(error, floor),
         z,
         index_of(place // parts, output) if output.ndim else (),
-        _structure(y, r, w, noise, kind, last),
+        _structure(y, w, d, basis, kind),
         ratio(error, size),
         floor / size if size else 0.0,
         *_shares(reference, reference_wide, r, keep, fill),
@@ -239,13 +239,13 @@ def measure(
         count=y.size,
         rows=y.size // last,
         rho_others=ratio(math.sqrt(max(0.0, error**2 - float(e[place]) ** 2)), floor),
-        residual_rel=ratio(norm(y - w), size),
+        residual_rel=ratio(norm(d), size),
         element_rel=ratio(_usual_largest(noise) * math.sqrt(y.size), size),
     )
     if mismatch:
         return dataclasses.replace(local, score=math.inf)
     if any(value > 1 for name, value in local.parts().items() if name not in _SIZES):
-        own = structure(f, r, noise, last)
+        own = structure(f, basis)
         patterns = beyond_own(local.structure, own, written_out=written_out)
         local = dataclasses.replace(local, structure=patterns)
     return dataclasses.replace(local, score=max(local.parts().values()))
@@ -327,30 +327,29 @@ def index_of(place: int, array: Array) -> tuple[int, ...]:
     return tuple(int(i) for i in np.unravel_index(place, array.shape))
 
 
-def _structure(y: F64, r: F64, w: F64, noise: F64, kind: dtypes.DType, last: int) -> Structure:
-    """The structure of y against the working replay w; at 16 bits, the less significant of that and
-    of y against the wide replay rounded once.
+def _structure(y: F64, w: F64, d: F64, basis: Basis, kind: dtypes.DType) -> Structure:
+    """The structure of d = y - w, y against the working replay; at 16 bits, the less significant of
+    that and of y against the wide replay rounded once.
 
     Code may round inside (as the working replay does) or compute wide and round once. One recording
     does not show which of the two, and the wrong one causes a structure of its own (a scale for
     every row of a norm).
     """
-    ranges = functools.cache(lambda: value_ranges(r))
-    pattern = structure(y - w, r, noise, last, ranges)
+    pattern = structure(d, basis)
     if not dtypes.is_half(kind.name) or kind.kind == "complex":
         return pattern
     with np.errstate(over="ignore", invalid="ignore"):
-        rounded = r.astype(kind.numpy).astype(np.float64)
+        rounded = basis.r.astype(kind.numpy).astype(np.float64)
     if np.array_equal(rounded, w):
         return pattern
     once = np.where(np.isfinite(rounded), rounded, w)
-    return weaker(pattern, structure(y - once, r, noise, last, ranges))
+    return weaker(pattern, structure(y - once, basis))
 
 
 def flat(array: Array) -> F64:
     if np.iscomplexobj(array):
         return np.ascontiguousarray(array.astype(np.complex128)).reshape(-1).view(np.float64)
-    return array.astype(np.float64).reshape(-1)
+    return array.astype(np.float64, copy=False).reshape(-1)
 
 
 def rounded(array: Array, kind: dtypes.DType) -> Array:
@@ -369,16 +368,16 @@ def same_fill(a: F64, b: F64, fill: float) -> npt.NDArray[np.bool_]:
 
 
 def comparable(y: F64, r: F64, w: F64, fill: float) -> tuple[npt.NDArray[np.bool_], int]:
-    """(mask of elements that are ordinary numbers on all sides, number of others that the replay
-    does not explain).
+    """(mask of elements that are ordinary numbers on all sides, a single True where all are, and
+    number of others that the replay does not explain).
 
     A NaN or Inf that the replay yields too is inherited, not introduced; the working-dtype replay
     may overflow where the wide one does not.
     """
     with np.errstate(invalid="ignore"):
+        if y.size and all(-fill < x.min() and x.max() < fill for x in (y, r, w)):
+            return np.ones(1, np.bool_), 0
         fine = (np.abs(y) < fill) & (np.abs(r) < fill) & (np.abs(w) < fill)
-    if fine.all():
-        return fine, 0
     wrong = ~fine & ~same_fill(y, r, fill) & ~same_fill(y, w, fill)
     # Where the wide and the working replay disagree and the target agrees with neither, a finite
     # target next to an overflowing replay is correct.
@@ -397,22 +396,28 @@ def element_noise(
     spread^2 replaces f^2, and spread is added. sums: relative rounding error of sums (`_of_sums`);
     f^2 is at least (sums r)^2.
     """
-    rows = f.reshape(-1, last)
-    square = np.maximum(rows * rows, (sums * r.reshape(-1, last)) ** 2)
+    square = (f * f).reshape(-1, last)
+    if sums:
+        least = sums * r.reshape(-1, last)
+        np.maximum(square, np.square(least, out=least), out=square)
     if spread.size:
         square += (spread * spread).reshape(-1, last)
-    noise = np.maximum(
+    noise: F64 = np.maximum(
         np.sqrt(square.mean(1, keepdims=True)), np.sqrt(square.mean(0, keepdims=True))
-    )
-    noise = np.broadcast_to(noise, rows.shape).reshape(-1) + u * np.abs(r)
+    ).reshape(-1)
+    own = np.abs(r)
+    own *= u
+    noise += own
     if spread.size:
         noise += spread
     noise += 1e-3 * u * norm(r) / math.sqrt(r.size) + _TINY
     return noise
 
 
-def worst(e: F64, noise: F64) -> tuple[float, int]:
-    """(max_i |e_i| / noise_i, its flat index)."""
-    z = np.abs(e) / noise
+def worst(e: F64, d: F64, noise: F64) -> tuple[float, int]:
+    """(max_i of the smaller of |e_i| and |d_i|, over noise_i; its flat index)."""
+    z = np.abs(e)
+    np.minimum(z, np.abs(d), out=z)
+    z /= noise
     place = int(z.argmax())
     return float(z[place]), place
