@@ -50,7 +50,7 @@ LAYERS = {
     "display": {"errors"},
     "dtypes": {"errors", "extras"},
     "records": {"display", "dtypes", "errors"},
-    "results": {"records", "display", "dtypes", "errors"},
+    "results": {"records", "display", "dtypes", "errors", "lazy_names"},
     "frameworks": {"_kernels"},
     "store": set(),
     "engines": set(),

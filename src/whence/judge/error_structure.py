@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
+from whence.dtypes import Array
 from whence.judge.limits import STRUCTURE_BINS, STRUCTURE_CHANGED, STRUCTURE_ELEMENTS
 from whence.judge.noise_model import normal_score
 
@@ -68,31 +69,17 @@ class Structure:
 
 class Basis:
     """r (1-D), the wide replay, in units of s (1-D, > 0), in rows of length `last`: what several
-    differences are tested against, each part of it made once, when it is needed.
+    differences are tested against, made once, for the first that is tested.
     """
 
     def __init__(self, r: F64, s: F64, last: int) -> None:
         self.r, self.s, self.last = r, s, last
 
     @functools.cached_property
-    def rms(self) -> float:
-        """The root mean square of r."""
-        return norm(self.r) / math.sqrt(self.r.size)
-
-    @functools.cached_property
-    def x(self) -> F64:
-        """r / s, in rows."""
-        return (self.r / self.s).reshape(-1, self.last)
-
-    @functools.cached_property
-    def squares(self) -> F64:
-        """x * x, in rows."""
-        return self.x * self.x
-
-    @functools.cached_property
-    def ranges(self) -> Ranges:
-        """`value_ranges(r)`."""
-        return value_ranges(self.r)
+    def parts(self) -> tuple[F64, F64, float, Ranges]:
+        """r / s and its squares, in rows; the root mean square of r; `value_ranges(r)`."""
+        x = (self.r / self.s).reshape(-1, self.last)
+        return x, x * x, norm(self.r) / math.sqrt(self.r.size), value_ranges(self.r)
 
 
 def structure(d: F64, basis: Basis) -> Structure:
@@ -100,12 +87,12 @@ def structure(d: F64, basis: Basis) -> Structure:
     changed, last = int(np.count_nonzero(d)), basis.last
     if d.size < STRUCTURE_ELEMENTS or changed <= STRUCTURE_CHANGED or last < 2 or d.size == last:
         return Structure(changed=changed)
-    squares, rms = basis.squares, basis.rms
+    x, squares, rms, ranges = basis.parts
     power = float(squares.sum())
     if power == 0.0:
         return Structure(changed=changed)
     q = (d / basis.s).reshape(-1, last)
-    product = q * basis.x
+    product = q * x
     slope = float(product.sum()) / power
     residual = slope * squares
     slope_error, clusters = _clustered_error(
@@ -113,7 +100,7 @@ def structure(d: F64, basis: Basis) -> Structure:
     )
     row, row_effect = _rows(product, squares)
     channel, channel_effect, place, channel_rms = _channels(q, d.reshape(-1, last), rms)
-    value, value_effect = _by_value(q.reshape(-1), d, basis.ranges, rms)
+    value, value_effect = _by_value(q.reshape(-1), d, ranges, rms)
     return Structure(
         slope,
         slope_error,
@@ -181,9 +168,12 @@ def beyond_own(structure: Structure, own: Structure, *, written_out: bool = Fals
     )
 
 
-def norm(x: F64) -> float:
-    """2-norm without BLAS, whose threads would spin for milliseconds on a busy machine."""
-    return math.sqrt(float(np.einsum("i,i->", x, x)))
+def norm(x: Array) -> float:
+    """2-norm in float64 without BLAS, whose threads would spin for milliseconds on a busy
+    machine.
+    """
+    wide = np.asarray(x, np.float64).reshape(-1)
+    return math.sqrt(float(np.einsum("i,i->", wide, wide)))
 
 
 def _clustered_error(residual: F64, slope: float, power: float) -> tuple[float, int]:
@@ -241,9 +231,7 @@ def _by_value(q: F64, d: F64, ranges: Ranges, rms: float) -> tuple[float, float]
     own = np.maximum(squares - n * mean * mean, 0.0) / (n - 1)
     z = np.where(known, np.abs(mean) / _error(own, float(squares.sum()) / q.size, n), 0.0)
     place = int(z.argmax())
-    # one after the other, as the sums of all ranges are added
-    inside = d[ranges == place]
-    shift = abs(float(np.bincount(np.zeros(inside.size, np.intp), inside, 1)[0])) / n[place] / rms
+    shift = abs(float(np.bincount(ranges, d, STRUCTURE_BINS)[place])) / n[place] / rms
     return float(z[place]), shift
 
 

@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from whence.dtypes import Array
+from whence.judge.error_structure import norm
 from whence.judge.limits import (
     WEIGHT_FEW_SCALES,
     WEIGHT_FREE_CODES,
@@ -23,7 +24,7 @@ from whence.judge.limits import (
     WEIGHT_SCALE_TOLERANCE,
 )
 from whence.judge.policy import Scheme
-from whence.judge.stored_codes import F64, Bools, Stored, norm
+from whence.judge.stored_codes import F64, Bools, Stored
 
 _SHIFTS = (1, -1, 2, -2, 3, -3, 4, -4)
 

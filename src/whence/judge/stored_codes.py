@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from whence import dtypes
 from whence.dtypes import Array
+from whence.judge.error_structure import norm
 from whence.judge.limits import U32, WEIGHT_GRID_VALUES, WEIGHT_UNRELATED
 from whence.judge.policy import Scheme
 
@@ -341,14 +342,6 @@ def _bits(codes: F64) -> int:
 
 def _u(scale: Array) -> float:
     return dtypes.of(scale).unit_roundoff or 0.0
-
-
-def norm(x: Array) -> float:
-    """2-norm in float64 without BLAS, whose threads would spin for milliseconds on a busy
-    machine.
-    """
-    wide = np.asarray(x, dtype=np.float64).reshape(-1)
-    return math.sqrt(float(np.einsum("i,i->", wide, wide)))
 
 
 def on_a_grid(weight: Array, *, axis: int = 0) -> Stored | None:

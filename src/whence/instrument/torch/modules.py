@@ -30,7 +30,7 @@ import torch
 
 from whence.errors import StoreFailed
 from whence.frameworks import torch_arrays as tensors
-from whence.frameworks.torch_arrays import NAMES, address_of
+from whence.frameworks.torch_arrays import NAMES, address_of, tensors_in
 from whence.frameworks.torch_trees import CLOSED, NESTING, SIMPLE, ObjectSnapshot, is_plain_object
 from whence.instrument.call_frames import Args, CallFrames, Kwargs, ThreadCalls, count
 from whence.instrument.session import Session
@@ -661,15 +661,7 @@ def _peer(operator: str, arguments: dict[str, Any], ranks: tuple[int, ...]) -> i
 def _tensors(arguments: dict[str, Any], names: tuple[str, ...]) -> Iterator[Any]:
     for name in names:
         if name in arguments:
-            yield from _flat(arguments[name])
-
-
-def _flat(value: Any) -> Iterator[Any]:
-    if isinstance(value, torch.Tensor):
-        yield value
-    elif isinstance(value, (list, tuple)):
-        for item in value:
-            yield from _flat(item)
+            yield from tensors_in(arguments[name])
 
 
 def _op(boxed: Any) -> str:

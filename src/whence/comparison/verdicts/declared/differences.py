@@ -24,7 +24,7 @@ from whence.comparison.verdicts.declared.masked_rows import MaskedRows
 from whence.comparison.verdicts.declared.quantised_weights import QuantisedWeights
 from whence.comparison.verdicts.declared.tolerances import TensorTolerances
 from whence.errors import ElementsMissing
-from whence.judge import stored_codes
+from whence.judge.error_structure import norm
 from whence.judge.policy import Entry, Policy
 from whence.records import Run
 from whence.records.slots import is_of_child, split_child
@@ -165,8 +165,8 @@ class DeclaredContainers:
             if a.shape != b.shape:
                 return None
             if entry.rel_l2 is not None:
-                size = stored_codes.norm(a)
-                error = stored_codes.norm(b - a) / size if size else math.inf
+                size = norm(a)
+                error = norm(b - a) / size if size else math.inf
                 worst = max(worst, error / entry.rel_l2 if entry.rel_l2 else math.inf)
             else:
                 worst = max(worst, _worst_share(np.abs(b - a), np.abs(a), entry))

@@ -16,6 +16,7 @@ from whence.comparison.paired_runs import PairedCall
 from whence.dtypes import Array
 from whence.errors import ElementsMissing
 from whence.judge import quantised_weights, stored_codes
+from whence.judge.error_structure import norm
 from whence.judge.policy import Entry, Scheme
 from whence.records import Call, Run
 from whence.replay import declared_semantics
@@ -169,6 +170,6 @@ def _fake_quantised(reference: Array, scheme: Scheme) -> tuple[npt.NDArray[np.fl
 
 def _loss(reference: Array, values: Array) -> float:
     wide = reference.astype(np.float64)
-    size = stored_codes.norm(wide)
-    lost = stored_codes.norm(values.astype(np.float64).reshape(wide.shape) - wide)
+    size = norm(wide)
+    lost = norm(values.astype(np.float64).reshape(wide.shape) - wide)
     return lost / size if size else 0.0
