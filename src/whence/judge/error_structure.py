@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import functools
 import math
+import operator
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -123,10 +124,9 @@ def weaker(a: Structure, b: Structure) -> Structure:
     """For each statistic the less significant of two readings: a pattern counts only where both
     show it.
     """
-    slope = a if a.slope_z <= b.slope_z else b
-    row = a if a.row <= b.row else b
-    channel = a if a.channel <= b.channel else b
-    value = a if a.value <= b.value else b
+    slope, row, channel, value = (
+        min(a, b, key=operator.attrgetter(name)) for name in ("slope_z", "row", "channel", "value")
+    )
     return Structure(
         slope.slope,
         slope.slope_error,

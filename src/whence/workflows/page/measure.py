@@ -40,7 +40,7 @@ from whence.results import (
 )
 from whence.results.page import Page, PageCall, PageDetail, PageHeatmap, PageSide, PageUnpaired
 from whence.workflows.notebook_progress import Count
-from whence.workflows.page.places import page_places
+from whence.workflows.page.places import call_at, page_places
 from whence.workflows.page.vocabulary import vocabulary
 from whence.workflows.reopen import reopened, runs_of
 
@@ -471,8 +471,8 @@ class _Calls:
         calls = self.compared.plan.pairs[pair]
         reference = target = None
         if self.aligned is not None:
-            reference = _call(self.aligned.reference, calls.reference)
-            target = _call(self.aligned.target, calls.target)
+            reference = call_at(self.aligned.reference, calls.reference)
+            target = call_at(self.aligned.target, calls.target)
         if rows:
             key = rows[0]
             name, op_type, verdict = key.name, key.op_type, key.verdict
@@ -606,10 +606,6 @@ def _judgement(worst: Verdict | None) -> dict[str, Any]:
         "slot": worst.slot,
         "operator": worst.operator,
     }
-
-
-def _call(run: Run, number: int) -> Call | None:
-    return run.calls[number] if 0 <= number < len(run.calls) else None
 
 
 def _largest(rows: Iterable[Row]) -> float | None:

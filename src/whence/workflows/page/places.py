@@ -51,8 +51,8 @@ class _Places:
         if not 0 <= finding.pair < len(self.aligned.plan.pairs):
             return PagePlace()
         pair = self.aligned.plan.pairs[finding.pair]
-        reference = _call(self.aligned.reference, pair.reference)
-        target = _call(self.aligned.target, pair.target)
+        reference = call_at(self.aligned.reference, pair.reference)
+        target = call_at(self.aligned.target, pair.target)
         program = _program(self.aligned.reference, reference, self.below)
         of_target = _program(self.aligned.target, target, self.target_below)
         rows: tuple[PageOperators, ...] = ()
@@ -118,7 +118,8 @@ def _alike(a: PageExcerpt, b: PageExcerpt) -> bool:
     return (a.file, a.lines) == (b.file, b.lines) and abs(a.line - b.line) <= 1
 
 
-def _call(run: Run, number: int) -> Call | None:
+def call_at(run: Run, number: int) -> Call | None:
+    """The call of this number, None where there is none."""
     return run.calls[number] if 0 <= number < len(run.calls) else None
 
 
