@@ -44,8 +44,9 @@ def _public(module):
         return sorted(module.__all__)
     return sorted(
         name
-        for name, value in vars(module).items()
-        if not name.startswith("_") and getattr(value, "__module__", "").startswith(module.__name__)
+        for name in {*vars(module), *getattr(module, "__all__", ())}
+        if not name.startswith("_")
+        and getattr(getattr(module, name), "__module__", "").startswith(module.__name__)
     )
 
 
