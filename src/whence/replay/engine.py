@@ -819,17 +819,17 @@ _MAY_COPY = {
 _NEVER_GROW = {
     "sum", "mean", "amax", "amin", "max", "min", "argmax", "argmin", "any", "all", "prod",
     "var", "std", "norm", "linalg_vector_norm", "logsumexp", "cumsum", "cumprod", "sort",
-    "topk", "softmax", "_softmax", "log_softmax", "_log_softmax", "layer_norm",
+    "topk", "softmax", "_softmax", "_safe_softmax", "log_softmax", "_log_softmax", "layer_norm",
     "native_layer_norm", "rms_norm", "group_norm", "native_group_norm", "batch_norm",
     "native_batch_norm", "_native_batch_norm_legit_no_training", "clone", "contiguous",
-    "_to_copy", "to", "relu", "flip", "roll", "tril", "triu",
+    "_to_copy", "to", "relu", "flip", "roll", "tril", "triu", "_unsafe_view",
 }  # fmt: skip
 _ATTENTIONS = {
     "scaled_dot_product_attention",
     "_scaled_dot_product_attention_math",
     "_scaled_dot_product_flash_attention_for_cpu",
 }
-_FILLED = frozenset({"zeros", "ones", "full", "empty"})
+_FILLED = frozenset({"zeros", "ones", "full", "empty", "scalar_tensor"})
 
 
 class MemoryBudget:
@@ -890,7 +890,8 @@ def _from_shapes(step: BoundOperation, args: tuple[Any, ...], kwargs: dict[str, 
         )
         return widest * max(0, math.ceil((end - start) / by)) if by else None
     if not tensors:
-        sizes = [a for a in args if isinstance(a, list)]
+        no_size = [[]] if step.base == "scalar_tensor" else []
+        sizes = no_size or [a for a in args if isinstance(a, list)]
         return widest * math.prod(sizes[0]) if step.base in _FILLED and len(sizes) == 1 else None
     try:
         if step.pointwise:
