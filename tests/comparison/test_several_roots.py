@@ -100,3 +100,41 @@ def test_right_tensors_are_no_fault(reference, names, replay):
     path, arrays = reference
     result = whence.compare(path, shown(arrays, names), replay=replay)
     assert (result.status != "different", result.findings) == (True, ())
+
+
+class Net(torch.nn.Sequential):
+    def __init__(self):
+        super().__init__(torch.nn.Linear(WIDTH, WIDTH), torch.nn.GELU())
+
+
+class Port(torch.nn.Module):
+    """Another model, as the new one beside the old one in the script of a port."""
+
+    def __init__(self):
+        super().__init__()
+        self.part = torch.nn.Linear(WIDTH, 3)
+
+    def forward(self, x):
+        return self.part(x) * 1.5
+
+
+def test_a_model_that_only_one_side_ran_is_no_pass(tmp_path):
+    """The model beside it pairs and is bitwise equal, which says nothing of this one."""
+    torch.manual_seed(0)
+    both = torch.nn.ModuleDict({"net": Net(), "port": Port(), "loss": torch.nn.MSELoss()}).eval()
+    x = torch.randn(4, WIDTH)
+    ran = {"alone": ["net"], "beside": ["net", "port"]}
+    for name, models in ran.items():
+        with torch.no_grad(), whence.capture(both, tmp_path / name):
+            for model in models:
+                both[model](x)
+    with torch.no_grad(), whence.capture(both, tmp_path / "with_loss"):
+        y = both["net"](x)
+        both["loss"](y, x)
+    alone = tmp_path / "alone"
+    result = whence.compare(alone, tmp_path / "beside")
+    assert result.status == "undecided"
+    assert "only the target ran Port" in result.headline
+    assert whence.compare(tmp_path / "beside", alone).status == "undecided"
+    assert whence.compare(alone, tmp_path / "with_loss").status == "same", "a loss is no model"
+    assert whence.compare(tmp_path / "beside", tmp_path / "beside").status == "same"

@@ -57,7 +57,7 @@ def _answer(
     replayed = number - calls.labels if options.replay else 0
     coverage = Coverage(number, number, number, replayed, calls.programs, True)
     status, why, _ = decide(
-        (), (), coverage, Gaps(failed_alone=failed_alone(reference.info, target.info)),
+        (), (), coverage, Gaps(one_sided=failed_alone(reference.info, target.info)),
         inputs_differ=False, strict=options.strict,
         min_coverage=options.min_coverage,
     )  # fmt: skip

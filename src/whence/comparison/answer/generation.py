@@ -105,7 +105,7 @@ def _compared(
     coverage = Coverage(
         generation.of, compared, measured, 0, 0, bool(compared) and measured == compared
     )
-    gaps = Gaps(failed_alone=failed_alone(reference.info, target.info))
+    gaps = Gaps(one_sided=failed_alone(reference.info, target.info))
     status, why, undecided = decide(
         findings,
         (),
@@ -117,7 +117,7 @@ def _compared(
     )
     if status == Status.UNDECIDED and findings and routes:
         why = _EXPERTS
-    if status == Status.UNDECIDED and not findings and why != gaps.failed_alone:
+    if status == Status.UNDECIDED and not findings and why != gaps.one_sided:
         why = _too_few(generation, coverage, options.min_coverage)
         if prompts.reasons and not compared:
             why = f"no token is compared: {prompts.reasons[0]}"

@@ -49,6 +49,29 @@ def counts(paired: PairedRuns, per_call: Mapping[int, str]) -> dict[str, int]:
     return dict(numbers)
 
 
+def _ran_alone(paired: PairedRuns) -> str:
+    """Which model the target ran of which no call has a partner, in a sentence; "" without one.
+
+    A script that prints both an old and a new model holds both: the old one pairs with the
+    reference, and that says nothing of the new one. A call without children is no model.
+    """
+    calls, alone = paired.target.calls, {*paired.plan.unmatched_target}
+    seen = set()
+    for call in calls:
+        if call.id not in alone:
+            while call.parent != -1:
+                call = calls[call.parent]
+            seen.add(call.module_name)
+    for number in paired.target_kids.get(-1, ()):
+        if calls[number].module_name not in seen and number in paired.target_kids:
+            return (
+                f"no fault in what was compared, but only the target ran {calls[number].op_type}, "
+                "and nothing of it has a partner: where it replaces the reference's model, capture "
+                "it alone"
+            )
+    return ""
+
+
 def unmatched(plan: Plan) -> int:
     """The number of calls without a partner, or with several possible ones."""
     alone = plan.unmatched_reference, plan.unmatched_target, plan.ambiguous
@@ -145,7 +168,7 @@ def gaps(paired: PairedRuns, unmeasured_pairs: Mapping[tuple[int, int], str], pa
         output=_unmeasured_output(paired, unmeasured_pairs),
         partly=partly,
         about=functools.partial(_about, paired),
-        failed_alone=failed_alone(paired.reference.info, paired.target.info),
+        one_sided=failed_alone(paired.reference.info, paired.target.info) or _ran_alone(paired),
     )
 
 

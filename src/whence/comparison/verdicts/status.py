@@ -30,8 +30,8 @@ class Gaps:
 
     calls: of the reference and of the target. tensor: the first that could not be measured, with
     the reason, and `output` the first such output of a model; None where there is none. partly: of
-    how many tensors text shows a part. about: a call by the index of its pair. failed_alone:
-    which of the two commands failed as the other did not.
+    how many tensors text shows a part. about: a call by the index of its pair. one_sided: which of
+    the two commands failed as the other did not, or which model only the target ran.
     """
 
     calls: tuple[int, int] = (0, 0)
@@ -39,7 +39,7 @@ class Gaps:
     output: Undecided | None = None
     partly: int = 0
     about: Callable[[int], Undecided] = _whole_model
-    failed_alone: str = ""
+    one_sided: str = ""
 
 
 class Decision(NamedTuple):
@@ -169,7 +169,7 @@ def _open_regions(verdicts: Sequence[Verdict], gaps: Gaps) -> Decision:
         if v.verdict == VerdictKind.UNDETERMINED and v.numbers.get("e_out", 0.0) != 0.0
     ]
     if not beyond:
-        return Decision(Status.UNDECIDED if gaps.failed_alone else Status.SAME, gaps.failed_alone)
+        return Decision(Status.UNDECIDED if gaps.one_sided else Status.SAME, gaps.one_sided)
     first = msgspec.structs.replace(
         gaps.about(beyond[0].pair),
         slot=beyond[0].slot,
