@@ -4,8 +4,10 @@ and kill -9.
 
 import os
 import random
+import shutil
 import signal
 import subprocess
+import sys
 import textwrap
 import time
 
@@ -14,6 +16,7 @@ import pytest
 
 import warm
 import whence
+from whence import api
 from whence.errors import CaptureError, OutputExists, StoreFailed, UnreadableRun, UsageError
 from whence.store import open_run
 
@@ -380,3 +383,20 @@ def test_weights_that_cannot_be_read_are_told_and_parameters_copied(tmp_path):
     run = whence.open_run(str(tmp_path / "run"))
     assert any(note.kind == "weights" and "w.safetensors" in note.text for note in run.notes)
     assert all(type(record.elements).__name__ == "Kept" for record in run.records)
+
+
+def test_a_limit_that_the_disk_cannot_hold_is_warned_of_before_the_command_runs(
+    tmp_path, monkeypatch
+):
+    from whence.workflows.capture import setup
+
+    usage = shutil.disk_usage(tmp_path)._replace(free=3_000_000)
+    monkeypatch.setattr(setup.shutil, "disk_usage", lambda place: usage)
+    said = []
+    command = [sys.executable, "-c", "pass"]
+    for limit in ("4MB", "2MB", None):
+        api.run_command(command, str(tmp_path / "run"), tell=said.append, max_bytes=limit)
+    warnings = [line for line in said if "--max-bytes" in line]
+    assert len(warnings) == 1
+    assert "3 MB left, which fills before --max-bytes 4 MB is reached" in warnings[0]
+    assert said[0] == warnings[0]

@@ -48,7 +48,7 @@ def run_command(
     from whence.instrument.options import make
     from whence.workflows.capture.bare import Bare
     from whence.workflows.capture.collect_labels import labelled_launch
-    from whence.workflows.capture.setup import check_patch
+    from whence.workflows.capture.setup import beyond_disk, check_patch
     from whence.workflows.upload import uploaded
 
     chosen = make(**options)
@@ -59,6 +59,8 @@ def run_command(
         print(line, file=sys.stderr, flush=True)
 
     def launched(path: str, variables: Mapping[str, str] | None) -> int:
+        if warning := beyond_disk(chosen.max_bytes, path):
+            (tell or say)(warning)
         return launcher.launch(
             command,
             path,

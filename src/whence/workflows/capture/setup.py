@@ -234,10 +234,27 @@ def default_max_bytes(folder: str) -> int:
     """The smaller of 20 GB and a quarter of the free space where the run is written."""
     from whence.instrument.options import DEFAULT_MAX_BYTES
 
+    return min(DEFAULT_MAX_BYTES, _free_bytes(folder) // _SHARE_OF_FREE_SPACE)
+
+
+def beyond_disk(max_bytes: int | None, folder: str) -> str:
+    """A warning where the disk of `folder` fills before a run has `max_bytes`, else ""."""
+    from whence.instrument.wording import size
+
+    free = _free_bytes(folder)
+    if max_bytes is None or max_bytes <= free:
+        return ""
+    return (
+        f"whence: {folder} is on a disk with {size(free)} left, which fills before --max-bytes "
+        f"{size(max_bytes)} is reached; lower it, or choose another -o"
+    )
+
+
+def _free_bytes(folder: str) -> int:
     place = Path(folder)
     while not place.exists() and place != place.parent:
         place = place.parent
-    return min(DEFAULT_MAX_BYTES, shutil.disk_usage(place).free // _SHARE_OF_FREE_SPACE)
+    return shutil.disk_usage(place).free
 
 
 def is_one_of_several() -> bool:
