@@ -890,8 +890,7 @@ def _from_shapes(step: BoundOperation, args: tuple[Any, ...], kwargs: dict[str, 
         )
         return widest * max(0, math.ceil((end - start) / by)) if by else None
     if not tensors:
-        no_size = [[]] if step.base == "scalar_tensor" else []
-        sizes = no_size or [a for a in args if isinstance(a, list)]
+        sizes = [a for a in args if isinstance(a, list)] or [[]] * (step.base == "scalar_tensor")
         return widest * math.prod(sizes[0]) if step.base in _FILLED and len(sizes) == 1 else None
     try:
         if step.pointwise:
