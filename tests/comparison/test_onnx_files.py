@@ -64,7 +64,10 @@ def model(path, nodes, weights=None, opset=18, more=None, **given):
     graph = helper.make_graph(
         nodes,
         "g",
-        [helper.make_tensor_value_info("x", FLOAT, [2, 3, 8, 8])],
+        [
+            helper.make_tensor_value_info(name, kind, extents)
+            for name, kind, extents in given.pop("inputs", [("x", FLOAT, [2, 3, 8, 8])])
+        ],
         [helper.make_tensor_value_info(given.pop("output", "y"), FLOAT, [2, 8])],
         [numpy_helper.from_array(w, k) for k, w in weights.items() if k in read],
     )
@@ -389,3 +392,64 @@ def test_a_model_against_arrays_is_refused(reference, tmp_path):
     np.save(tmp_path / "x.npy", array(3))
     with pytest.raises(UsageError, match="has no values"):
         whence.compare(reference, tmp_path / "x.npy")
+
+
+def _spread(path, shape, kind, mask):
+    """A graph that spreads a vector over the shape of its input and masks it. shape: nodes that
+    make `s`, the shape; kind: what the mask is cast to; mask: nodes that make `v` of the cast `t`.
+    """
+    weights = {name: np.arange(8, dtype=np.float32) for name in "cwqb"}
+    weights |= {"zero": np.array(0), "one": np.array(1), "first": np.array([0])}
+    return model(
+        path,
+        [
+            *shape,
+            node("Expand", "c s", "e"),
+            node("Cast", "z", "t", to=kind),
+            *mask,
+            node("Add", "e v", "y"),
+        ],
+        weights,
+        inputs=[("x", FLOAT, ["b", 8]), ("z", TensorProto.INT64, ["b", 8])],
+    )
+
+
+def test_a_shape_put_together_of_its_extents_proves_nothing(tmp_path):
+    extents = [
+        node("Shape", "x", "h"),
+        node("Gather", "h zero", "m0", axis=0),
+        node("Unsqueeze", "m0 first", "u0"),
+        node("Gather", "h one", "m1", axis=0),
+        node("Unsqueeze", "m1 first", "u1"),
+        node("Concat", "u0 u1", "s", axis=0),
+    ]
+    mask = [node("Mul", "t w", "v")]
+    paths = [
+        _spread(tmp_path / f"{len(shape)}.onnx", shape, FLOAT, mask)
+        for shape in (extents, [node("Shape", "x", "s")])
+    ]
+    result = whence.compare(*paths)
+    assert (result.status, result.findings) == ("undecided", ())
+
+
+def test_the_form_in_which_rewritten_code_takes_a_mask_proves_nothing(tmp_path):
+    shape = [node("Shape", "x", "s")]
+    masks = {
+        TensorProto.BOOL: [node("Not", "t", "n"), node("Where", "n c w", "v")],
+        TensorProto.INT32: [node("Attention", "w q b t", "v", domain="com.microsoft")],
+    }
+    paths = [_spread(tmp_path / f"{kind}.onnx", shape, kind, m) for kind, m in masks.items()]
+    result = whence.compare(*paths)
+    assert (result.status, result.findings) == ("undecided", ())
+
+
+@pytest.mark.parametrize("kind", [TensorProto.INT32, TensorProto.BOOL])
+def test_a_cast_that_the_same_code_reads_is_named(kind, tmp_path):
+    shape, mask = [node("Shape", "x", "s")], [node("Cast", "t", "v", to=FLOAT)]
+    paths = [
+        _spread(tmp_path / f"{n}.onnx", shape, k, mask)
+        for n, k in (("reference", TensorProto.INT8), ("target", kind))
+    ]
+    result = whence.compare(*paths)
+    assert result.status == "different"
+    assert result.findings[0].name == "t"

@@ -9,13 +9,14 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-from whence.comparison.onnx_files.graph import Node
+from whence.comparison.onnx_files.graph import Graph, Node
 from whence.comparison.onnx_files.pairing import Pairs, facing_operands
 
-_MAY_BE_NOTHING = frozenset((
+MAY_BE_NOTHING = frozenset((
     "Cast", "Identity", "Reshape", "Squeeze", "Unsqueeze", "Expand", "Flatten", "Tile", "Slice",
     "Pad", "Dropout", "Shape", "Where", "QuantizeLinear", "DequantizeLinear",
 ))  # fmt: skip
+"""Operators that hand on what they read, perhaps in another form."""
 _UNLIKE = (
     frozenset((
         "Relu", "LeakyRelu", "Sigmoid", "Tanh", "Gelu", "Elu", "Selu", "Celu", "HardSigmoid",
@@ -97,8 +98,10 @@ def loose_nodes(pairs: Pairs, merged: set[int]) -> list[Difference]:
             continue
         passed = _is_passed(pairs, own or others, bool(own))
         kind, only = (Kind.REMOVED, "reference") if own else (Kind.INSERTED, "target")
+        of_shapes = _extents(pairs.reference if own else pairs.target)
         for node in own or others:
-            proves = passed and node.op_type not in _MAY_BE_NOTHING and not _is_fused(node)
+            is_free = node.op_type in MAY_BE_NOTHING or of_shapes.issuperset(node.outputs)
+            proves = passed and not is_free and not _is_fused(node)
             out.append(Difference(kind, node, f"only the {only} has it", proves, bool(own)))
     return out
 
@@ -135,6 +138,16 @@ def _is_passed(pairs: Pairs, nodes: list[Node], in_reference: bool) -> bool:
         any(pairs.are_equal(v, w) if in_reference else pairs.are_equal(w, v) for v in read)
         for w in faced
     )
+
+
+def _extents(graph: Graph) -> set[str]:
+    """Values computed from shapes and constants alone, which can be written in many ways."""
+    extents = set[str]()
+    for node in graph.nodes:
+        read = set(filter(None, node.inputs)) - graph.weights.keys()
+        if node.op_type in ("Shape", "Size") or (read and read <= extents):
+            extents.update(node.outputs)
+    return extents
 
 
 def _is_fused(node: Node) -> bool:

@@ -19,7 +19,7 @@ from whence.errors import ElementsMissing, ReplayRefused
 from whence.frameworks.operator_names import VIEWS, base_name
 from whence.judge.precision import mask_fill
 from whence.records import Call, Program, Ref, Run, children
-from whence.records.marks import OVERWRITTEN, Mark, has_mark
+from whence.records.marks import OVERWRITTEN, EngineModel, Mark, has_mark
 from whence.records.slots import (
     SlotKind,
     is_mutated,
@@ -94,10 +94,11 @@ class ReplaySource:
         return made
 
     def is_of_operators(self, call: Call) -> bool:
-        """Whether a call is a module, or a part of the script, whose operators are recorded as
-        calls.
+        """Whether a call is a module, a graph of an engine or a part of the script whose operators
+        are recorded as calls.
         """
-        return call.kind in ("module", "region") and not call.program and self.has_operators
+        is_shown = self.has_operators or call.op_type in list(EngineModel)
+        return call.kind in ("module", "region") and not call.program and is_shown
 
     @functools.cached_property
     def has_operators(self) -> bool:

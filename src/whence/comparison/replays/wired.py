@@ -21,7 +21,7 @@ from whence.dtypes import Array
 from whence.errors import ReplayRefused
 from whence.frameworks.operator_names import VIEWS, base_name
 from whence.records import Call, Program, Ref
-from whence.records.marks import NOT_WRITTEN, OVERWRITTEN
+from whence.records.marks import NOT_WRITTEN, OVERWRITTEN, EngineModel
 from whence.records.slots import is_input, is_mutated, is_param, is_written
 
 
@@ -119,12 +119,12 @@ class WiredReplay(TreeReplay):
 
     def rounds(self, call: Call) -> bool:
         """As `TreeReplay.rounds`. Noise is added to operators that return the outputs of an
-        innermost module, as if that were one call, and to operators of the script.
+        innermost module, as if that were one call, and to those of the script or an engine's graph.
         """
         if call.kind != "operator" or call.parent < 0:
             return super().rounds(call)
         module, kids = self.side.run.calls[call.parent], self.side.children(call.parent)
-        if module.kind == "region":
+        if module.kind == "region" or module.op_type in list(EngineModel):
             return base_name(call.op) not in VIEWS
         left = {r.record for r in module.refs if is_written(r.slot)}
         is_innermost = all(self.side.run.calls[k].kind == "operator" for k in kids)
