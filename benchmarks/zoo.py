@@ -69,6 +69,8 @@ def row_of(
     try:
         answer = pairs.measure(pair, level, keep)
     except Exception:  # noqa: BLE001 - a crash of one pair is its answer
+        if not pairs.runs(pair):
+            return row | {"grade": "refused", "why": "torch itself fails on it"}
         return row | {"grade": "CRASH", "why": traceback.format_exc()[-1500:]}
     grade = pairs.graded(pair, answer)
     answer["innocents"] = pairs.innocents(pair, answer)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 from _zoo.language import TYPES, build
 from _zoo.plain import NETS
 from _zoo.sides import Side, fill
@@ -11,6 +13,11 @@ ARCHITECTURES: tuple[str, ...] = (*NETS, *TYPES)
 
 def reference(name: str) -> Side:
     """The side that other ways start from."""
+    return _built(name).copied()
+
+
+@functools.cache
+def _built(name: str) -> Side:
     if name in NETS:
         make, inputs, traits = NETS[name]
         return Side(fill(make()), inputs(), traits=frozenset({*traits.split(), "plain"}))

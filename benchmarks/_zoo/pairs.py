@@ -291,6 +291,15 @@ def measure(pair: Pair, level: str, keep: str | None = None) -> dict[str, Any]:
     return row | {"capture_s": round(captured - start, 2), "compare_s": round(done - captured, 2)}
 
 
+def runs(pair: Pair) -> bool:
+    """Does torch run both sides while nobody captures them?"""
+    with quiet(), contextlib.suppress(Exception):
+        for side in (pair.reference, pair.target):
+            side.copied().run()
+        return True
+    return False
+
+
 def graded(pair: Pair, row: dict[str, Any]) -> str:
     """How good the answer is."""
     verdict = row["verdict"]

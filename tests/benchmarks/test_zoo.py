@@ -106,6 +106,13 @@ def test_what_is_no_copy_of_the_reference_has_a_fault_with_an_effect(zoo: Any) -
     assert pair.planted.name and pair.effect > 1e-3
 
 
+def test_a_pair_that_torch_cannot_run_is_told_from_a_crash(zoo: Any) -> None:
+    pair = zoo.build(zoo.named("mlp-gelu/layer-norm-by-moments/float32"))
+    assert zoo.runs(pair)
+    pair.target.drive = lambda model, inputs: model()
+    assert not zoo.runs(pair)
+
+
 HOSTS = ("hand-moe", "llama", "convnet", "mixtral", "bart", "gpt2", "vit", "bert", "mamba")  # fmt: skip
 
 
