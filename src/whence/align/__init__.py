@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from whence.align.batches.sequences import followers
     from whence.align.call_sites import MATCHES, selected, step_of
     from whence.align.calls.compiled_graphs import cut_alike
+    from whence.align.calls.granularity import has_operators
     from whence.align.calls.graph_nodes import is_compiled, is_piece, kernel
     from whence.align.calls.layout_operators import is_handed_on
     from whence.align.calls.match import plan
@@ -47,6 +48,7 @@ __all__ = [
     "differences",
     "fit",
     "followers",
+    "has_operators",
     "is_cache",
     "is_compiled",
     "is_count_of_cache",

@@ -157,16 +157,16 @@ _OPERATORS = ("operator", "region")
 def one_level(reference: Run, target: Run) -> tuple[Run, Run, list[str]]:
     """(reference, target, notes) without operators if only one run captured them."""
     notes = []
-    if _has_operators(reference) and not _any_operator(target):
+    if has_operators(reference) and not _any_operator(target):
         reference = _modules_of(reference)
         notes.append("the operators of the reference are left out: the target was captured without")
-    elif _has_operators(target) and not _any_operator(reference):
+    elif has_operators(target) and not _any_operator(reference):
         target = _modules_of(target)
         notes.append("the operators of the target are left out: the reference was captured without")
     return reference, target, notes
 
 
-def _has_operators(run: Run) -> bool:
+def has_operators(run: Run) -> bool:
     """Whether this is a capture of operators below modules; dumps of other tools are not."""
     return run.info.options.get("level") == "op"
 

@@ -82,10 +82,6 @@ class _Partners:
         self._widened: list[tuple[Compared, Difference]] = []
         self._alike: list[Weight] = []
         held = pairs.reference.weights.values() if rewritten else ()
-        self._read = [
-            {v for n in graph.nodes if id(n) in paired for v in n.inputs} | {*graph.outputs}
-            for graph, paired in ((pairs.reference, pairs.partner), (pairs.target, pairs.turned))
-        ]
         self._elsewhere = {digest(weight) for weight in held}
 
     def differ(self, a: Node, b: Node) -> Iterator[Difference]:
@@ -101,22 +97,14 @@ class _Partners:
             state = _attribute(self.pairs, a, b, name)
             if state is not None:
                 words = f"{name} is {shown(x)} in the reference, {shown(y)} in the target"
-                proves = state and anchored and self._is_read_alike(a, b)
-                yield Difference(Kind.ATTRIBUTE, a, words, proves)
+                # code written otherwise may take a tensor in another form, as a fused node a mask
+                is_form = self.rewritten and a.op_type in MAY_BE_NOTHING
+                yield Difference(Kind.ATTRIBUTE, a, words, state and anchored and not is_form)
         if a.inner or b.inner:
             yield from _inner(a, b)
         for place, (value, other) in enumerate(facing_operands(self.pairs, a, b)):
             if not is_told(self.pairs, value, other):
                 yield from self._operand(a, place, value, other, anchored)
-
-    def _is_read_alike(self, a: Node, b: Node) -> bool:
-        """Whether partners read what these two make, unless the two compute. Code that is written
-        differently may take the same in another form, such as a mask of whole numbers.
-        """
-        made = zip(self._read, (a, b), strict=True)
-        return a.op_type not in MAY_BE_NOTHING or all(
-            not read.isdisjoint(filter(None, node.outputs)) for read, node in made
-        )
 
     def narrowed(self) -> list[Difference]:
         """Weights that hold numbers of 16 bits in 32: nothing where most do, for then the file was

@@ -58,11 +58,6 @@ def unfolded(run: Run) -> Run:
     return run if layer is None else layer.base
 
 
-def has_operators(run: Run) -> bool:
-    """Whether this is a capture of operators below modules."""
-    return run.info.options.get("level") == "op"
-
-
 def written_otherwise(
     reference: Run, target: Run, plan: Plan
 ) -> tuple[set[Site], set[Site], tuple[str, ...]]:
@@ -110,7 +105,7 @@ def without_operators(reference: Run, target: Run, plan: Plan) -> tuple[Run, Run
     Inputs and outputs of modules have an axis of rows and one of tokens. Tensors of the operators
     inside may merge both into one axis, or hold the length of either, and cannot be cut.
     """
-    if not plan.joined or not (has_operators(reference) and has_operators(target)):
+    if not plan.joined or not all(map(align.has_operators, (reference, target))):
         return None
     return folded(reference, _modules(reference)), folded(target, _modules(target))
 
@@ -286,7 +281,7 @@ def judged_by_module(aligned: align.Aligned, match: str, chart: align.Map | None
     again. Runs other than captures of operators stay as they are.
     """
     reference, target = aligned.reference, aligned.target
-    if match not in ("auto", "names") or not (has_operators(reference) and has_operators(target)):
+    if match not in ("auto", "names") or not all(map(align.has_operators, (reference, target))):
         return aligned
     reference_sites, target_sites, sentences = written_otherwise(reference, target, aligned.plan)
     if not reference_sites:

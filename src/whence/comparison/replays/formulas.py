@@ -202,7 +202,7 @@ class _ProgramPair:
         ):
             return None
         shown = keep(slot, of_reference.shape) if keep is not None else None
-        error = _relative_distance(of_reference, of_target, shown)
+        error = relative_distance(of_reference, of_target, shown)
         return judge.formula_difference(
             slot, error, rounding, own_rounding, only_constants=self.constants_differ
         )
@@ -246,10 +246,10 @@ def _own_rounding(
     """
     arrays, strides = inputs
     working = loaded.run(arrays, arrays, working="recorded", strides=strides, outputs=list(wide))
-    return {slot: _relative_distance(wide[slot], working[slot], None) for slot in wide}
+    return {slot: relative_distance(wide[slot], working[slot], None) for slot in wide}
 
 
-def _relative_distance(a: Array, b: Array, shown: Array | None) -> float:
+def relative_distance(a: Array, b: Array, shown: Array | None) -> float:
     """||b - a|| / ||a|| over elements that count (`shown`) and are finite in both; 0 if a is 0."""
     x, y = a.astype(np.float64), b.astype(np.float64)
     with np.errstate(invalid="ignore"):

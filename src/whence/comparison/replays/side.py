@@ -97,13 +97,8 @@ class ReplaySource:
         """Whether a call is a module, a graph of an engine or a part of the script whose operators
         are recorded as calls.
         """
-        is_shown = self.has_operators or call.op_type in list(EngineModel)
+        is_shown = align.has_operators(self.run) or call.op_type in list(EngineModel)
         return call.kind in ("module", "region") and not call.program and is_shown
-
-    @functools.cached_property
-    def has_operators(self) -> bool:
-        """Whether the run is a capture of operators."""
-        return self.run.info.options.get("level") == "op"
 
     def composed(self, call: Call) -> Call:
         """A module of operators as one call with one program, for operators that write memory which
@@ -341,13 +336,8 @@ class ReplaySource:
             for r in call.refs
         }
         settings = align.settings_of(self.run).get(call.root, {})
-        grad = (
-            "inference_mode"
-            if settings.get("inference_mode")
-            else "grad"
-            if settings.get("grad")
-            else "no_grad"
-        )
+        modes = (mode for mode in ("inference_mode", "grad") if settings.get(mode))
+        grad = next(modes, "no_grad")
 
         def inputs(kid: Call) -> dict[str, Array]:
             return self.arrays(self.records(kid, [r.slot for r in kid.slots("input")]))[0]

@@ -20,6 +20,7 @@ import numpy as np
 
 from whence import align, dtypes, judge
 from whence.comparison.replays.call_tree import REPLICAS
+from whence.comparison.replays.formulas import relative_distance
 from whence.comparison.replays.self_check import Threads
 from whence.comparison.verdicts.channel_factors import (
     Changed,
@@ -107,7 +108,7 @@ class Neighbourhoods:
         )
         self._operator_steps = (
             OperatorSteps(errors.paired, self._sides)
-            if self._sides is not None and self._sides.reference.has_operators
+            if self._sides is not None and align.has_operators(self._sides.reference.run)
             else None
         )
         # Tensors without calls are judged along the whole of the reference already.
@@ -530,16 +531,12 @@ class Neighbourhoods:
     def _is_apart(self, stretch: Stretch, results: Arrays) -> bool:
         """Whether these results are too far from the wide replay for rounding to explain it."""
         far = max((self._errors.of(p).u for p in stretch.left.values()), default=0.0) ** _FAR
-        for record, target in results.items():
-            wide = stretch.plain[record]
-            if not dtypes.of(wide).is_floating or wide.shape != target.shape:
-                continue
-            with np.errstate(all="ignore"):
-                apart = target.astype(np.float64) - wide.astype(np.float64)
-                error = np.linalg.norm(apart) / np.linalg.norm(wide.astype(np.float64))
-            if error > max(far, 1e-8):
-                return True
-        return False
+        return any(
+            dtypes.of(wide := stretch.plain[record]).is_floating
+            and wide.shape == target.shape
+            and relative_distance(wide, target, None) > max(far, 1e-8)
+            for record, target in results.items()
+        )
 
     def _dtypes(self, stretch: Stretch) -> tuple[str, str]:
         slots = self._paired.slots[stretch.pair.index]
