@@ -109,6 +109,19 @@ def test_where_the_others_are_bit_equal_nothing_hides_a_token(off, roundoff, sha
     assert [n for n, j in enumerate(said) if j.off] == off
 
 
+@pytest.mark.parametrize(("roundoff", "usual"), [(2.0**-11, 2e-4), (2.0**-11, 0.0), (U16, 2e-3)])
+def test_one_factor_on_all_logits_is_no_rounding_of_16_bits(roundoff, usual):
+    figures = _figures([usual] * 8)
+    x = np.random.default_rng(3).normal(0, 3, 2000)
+    error = np.random.default_rng(4).normal(0, 3 * usual, 2000)
+    factor = of_token(x, 1.05 * x + error)
+    share = 0.9 * factor.rel_logit_err
+    apart = of_token(x, x + np.random.default_rng(5).normal(0, 3 * share, 2000))
+    for token, off in ((factor, [4]), (apart, [])):
+        said = token_flips.judged([*figures[:4], token, *figures[4:]], roundoff)
+        assert [n for n, j in enumerate(said) if j.off] == off
+
+
 def test_runs_of_the_reference_widen_what_is_noise():
     figures = _figures([0.005] * 10)
     assert all(j.off for j in token_flips.judged(figures, U32))

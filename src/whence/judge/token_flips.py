@@ -18,6 +18,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
 
+from whence.dtypes import is_half_roundoff
 from whence.judge.limits import (
     ENOUGH_FOR_A_MEDIAN,
     LASTING_FACTOR,
@@ -97,6 +98,11 @@ def judged(
         ahead = errors[n : n + LASTING_TOKENS]
         lasts = len(ahead) == LASTING_TOKENS and error > lasting and median(ahead) > lasting
         limit = lasting if lasts else lone_limit
+        if len(measured) >= ENOUGH_FOR_A_MEDIAN and is_half_roundoff(unit_roundoff):
+            # Rounding moves each logit in its own way; it does not multiply all of them by one factor.
+            small = max(usual or 0.0, unit_roundoff)
+            if token.rest <= LASTING_FACTOR * small:
+                limit = min(limit, LIMITS.whole * small)
         off = bool(token.nonfinite) or lasts or not error <= limit
         if not off and not fault:
             measured.append(error)

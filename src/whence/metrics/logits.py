@@ -25,7 +25,8 @@ class LogitFigures(NamedTuple):
     of the reference itself; rel_logit_err: their ratio. kl: divergence of softmax(reference) from
     softmax(target), in nats. rank: number of tokens that the target puts before `first`. top5:
     share of the reference's five best that are among the target's. nonfinite: entries that are NaN
-    in either run, or infinite in one run and different in the other.
+    in either run, or infinite in one run and different in the other. rest: rel_logit_err once the
+    reference is multiplied by the one factor that brings it nearest to the target.
     """
 
     first: int
@@ -41,6 +42,7 @@ class LogitFigures(NamedTuple):
     rank: int
     top5: float
     nonfinite: int
+    rest: float = float("inf")
 
     @property
     def agree(self) -> bool:
@@ -72,6 +74,7 @@ def of_token(reference: Array, target: Array) -> LogitFigures:
     a, b = x[finite], y[finite]
     error, spread = b - a, float(np.std(a))
     logit_err, norm = float(np.std(error)), float(np.linalg.norm(a))
+    factor = _ratio(float(a @ b), norm * norm, 1.0)
     return LogitFigures(
         first,
         other,
@@ -86,6 +89,7 @@ def of_token(reference: Array, target: Array) -> LogitFigures:
         int(np.count_nonzero(y > y[first])),
         _overlap(x, y),
         nonfinite,
+        _ratio(float(np.std(b - factor * a)), spread),
     )
 
 
