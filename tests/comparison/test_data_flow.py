@@ -83,6 +83,33 @@ def test_half_of_a_change_is_a_fault(scale, back):
     assert api.compare(two_layers(), two_layers(scale, back)).status == "different"
 
 
+def written_alone(*calls):
+    """Runs that, as printed logs do, show what operators write and never what they read."""
+    shown = [(name, op_type, {"output.0": slots["output.0"]}) for name, op_type, slots in calls]
+    held, builder = {}, Builder()
+    ends = {"output.0": np.float32(calls[-1][2]["output.0"])}
+    root = builder.call("", ends, op_type="Net")
+    for name, op_type, slots in shown:
+        tensors = {slot: held.setdefault(name, np.float32(a)) for slot, a in slots.items()}
+        builder.call(name, tensors, op_type=op_type, parent=root)
+    return builder.run()
+
+
+@pytest.mark.parametrize(
+    ("behind", "results", "status"),
+    [(SCALE, 1.0, "same"), (SCALE * 1.01, 1.0, "different"), (SCALE, 1.02, "different")],
+)
+def test_where_nobody_says_who_reads_what_the_tensor_must_be_made_behind(behind, results, status):
+    first, hidden = layer("first", X, WEIGHT * SCALE)
+    last, _ = layer("last", np.tanh(hidden), BEHIND)
+    plain, unscaled = layer("first", X, WEIGHT)
+    scale = ("scale", "Mul", {"output.0": unscaled * behind})
+    end = ("last", "Linear", {"output.0": last[2]["output.0"] * results})
+    result = api.compare(written_alone(first, last), written_alone(plain, scale, end))
+    assert result.status == status
+    assert ("other-form" in result.counts) == (status == "same")
+
+
 def test_what_hides_an_error_does_not_take_it_back():
     """The same sum in both runs, with something so large that an error of the first layer is lost."""
 

@@ -6,6 +6,9 @@ and which the target makes of what the suspect leaves there, or where it compute
 parameters, other arguments) and leaves tensors that agree again. The suspect is another form of the
 same computation where every way ends so. A call that is the same in both runs takes nothing back:
 it hides an error, as a sum with something large does.
+
+Printed logs do not say who reads what. There the suspect is another form where the target makes the
+reference's tensor in a later operator of its own, and all results of the model agree.
 """
 
 from __future__ import annotations
@@ -13,6 +16,9 @@ from __future__ import annotations
 import functools
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence, Set
+
+import numpy as np
+from msgspec.structs import replace
 
 from whence.comparison.verdicts.pair_errors import PairErrors
 from whence.judge.limits import LIMITS
@@ -58,7 +64,11 @@ class DataFlow:
             if not _is_suspect(verdict) or _came_in(verdict) is None or self._was_replayed(key):
                 continue
             behind = self._taken_back_by(key, verdict)
-            if behind:
+            maker = "" if self._readers else self._made_behind(key, verdict)
+            if maker:
+                words = f"another form: the target makes this in {maker}; {verdict.sentence}"
+                judged[key] = verdict.withdrawn(VerdictKind.OTHER_FORM, words)
+            elif behind:
                 words = f"another form: {self._named(behind)} it back; {verdict.sentence}"
                 judged[key] = verdict.withdrawn(VerdictKind.OTHER_FORM, words)
         for call in self._takers:
@@ -150,6 +160,38 @@ class DataFlow:
         self.covered |= alone
         self._takers |= takers
         return handed | takers
+
+    def _made_behind(self, key: Key, verdict: Verdict) -> str:
+        """The target's next call without a partner that writes as many elements as the suspect, if
+        it writes what the suspect writes in the reference; "" otherwise, and where a result of the
+        model is off.
+        """
+        paired, pairs = self._paired, self._left(key, verdict)
+        results = [pair for step in self._results.values() for pair in step]
+        if len(pairs) != 1 or not results or not all(map(self._is_within_root, results)):
+            return ""
+        partner = paired.pair(paired.pair_of[key[0]]).partner
+        with_partner = {pair.target for pair in paired.plan.pairs}
+        size = paired.reference.records[pairs[0].reference_record].count
+        for call in self._target_leaves:
+            if call.order <= partner.order or call.id in with_partner:
+                continue
+            for ref in call.slots("output"):
+                if paired.target.records[ref.record].count == size:
+                    arrays = paired.arrays(replace(pairs[0], target_record=ref.record))
+                    if arrays is None:
+                        return ""
+                    a, b = (array.astype(np.float64).ravel() for array in arrays)
+                    error = np.linalg.norm(b - a) / (np.linalg.norm(a) or 1.0)
+                    return call.scope if error <= self._root_room(pairs[0]) else ""
+        return ""
+
+    def _root_room(self, pair: SlotPair) -> float:
+        return LIMITS.root_output_room(self._errors.of(pair).u)
+
+    def _is_within_root(self, pair: SlotPair) -> bool:
+        error = self._errors.of(pair).value
+        return error is not None and error <= self._root_room(pair)
 
     @functools.cached_property
     def _readers(self) -> Mapping[int, list[tuple[int, str]]]:
