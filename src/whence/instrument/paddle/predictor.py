@@ -231,7 +231,11 @@ class Listener:
         settings = self._programs.settings(source)
         session.note("settings", msgspec.json.encode(settings).decode(), root.name)
         if source.described is None and self._operators:
-            why = "attributes and the order of operands are not known: no program was saved for it"
+            why = (
+                "attributes and the order of operands are not known: no program was saved for it; "
+                "begin the capture before create_predictor (`with whence.capture(...)` without the "
+                "predictor), or give compare --program"
+            )
             session.note("program", why, root.name)
         if source.lacks_weights:
             text = (
