@@ -52,6 +52,30 @@ def runs_what_is_there(program, path):
     (folder / "answers.json").write_text(json.dumps(answer) + "\n")
 
 
+class Shifted(torch.nn.Module):
+    """Logits that favour the token that came last, more or less clearly, and a shift of token 0."""
+
+    def __init__(self, shift):
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.diag(torch.tensor([4.0, 0.5, 4.0, 0.25])))
+        self.shift = shift
+
+    def forward(self, ids):
+        return self.weight[ids] + self.shift * torch.eye(4)[0]
+
+
+def generates(program, path):
+    """In the place of a process: three prompts, of which the shift of 1 changes two."""
+    folder = Path(program.cwd)
+    model = Shifted(float((folder / "scale").read_text()) - 2)
+    ids = torch.tensor([[3], [2], [1]])
+    with torch.no_grad(), whence.capture(model, path):
+        for _ in range(2):
+            ids = torch.cat([ids, model(ids)[:, -1:].argmax(-1)], 1)
+    lines = [{"src": f"prompt {row[0]}", "output": row[1:]} for row in ids.tolist()]
+    (folder / "answers.json").write_text("\n".join(map(json.dumps, lines)) + "\n")
+
+
 @pytest.fixture
 def repository(tmp_path, monkeypatch):
     """Five commits; the third computes something else."""
@@ -84,6 +108,21 @@ def test_the_commit_is_named_and_no_checkout_is_left(repository, tmp_path):
     assert "changes that are in no commit" in result.notes[0]
     assert one_checkout()
     assert git("status", "--porcelain") == "M scale"
+
+
+def test_a_finding_stands_beside_the_answers_that_it_changes(
+    repository, tmp_path, capsys, monkeypatch
+):
+    monkeypatch.setattr(Command, "capture", generates)
+    words = ["old", "HEAD", "--texts", "answers.json", "--", "python"]
+    assert execute(["commits", "-o", str(tmp_path / "out"), *words]) == 1
+    screen = capsys.readouterr().out
+    name = re.search(r"changes +the answers to prompts 1, 3: (.+)", screen)[1]
+    said = ["commits", "-o", str(tmp_path / "json"), "--format", "json", *words]
+    assert execute(said) == 1
+    whole = json.loads(capsys.readouterr().out)
+    assert whole["behind"] == {name: [1, 3]}
+    assert [p["verdict"] for p in whole["texts"]["prompts"]] == ["FAIL", "PASS", "FAIL"]
 
 
 def test_folders_stand_for_commits(repository, tmp_path, capsys):

@@ -8,7 +8,7 @@ from typing import Any
 from whence.report.answer import answer
 from whence.report.document import Document, answering
 from whence.report.summary import summary
-from whence.report.tables import spaced
+from whence.report.tables import listed, spaced
 from whence.report.tokens import tokens_json, tokens_text
 
 
@@ -31,6 +31,8 @@ def _sides(result: Any) -> Document:
     for name, side in (("first", result.first), ("second", result.second)):
         code = "" if side.exit_code == 0 else f"exit code {side.exit_code}"
         yield f"  {name}", spaced(side.commit or side.given, code, side.run)
+    for finding, prompts in result.behind.items():
+        yield "  changes", f"the answers to prompts {listed(list(map(str, prompts)), 10)}: {finding}"
     for note in result.notes:
         yield f"note: {note}"
 
@@ -45,6 +47,7 @@ def commits_json(result: Any) -> str:
         "skipped": result.skipped,
         **sides,
         "texts": texts,
+        "behind": result.behind,
         "notes": result.notes,
         "comparison": json.loads(summary(result.comparison)),
     }

@@ -49,6 +49,21 @@ class Commits(NamedTuple):
     skipped: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
 
+    @property
+    def behind(self) -> dict[str, list[int]]:
+        """By finding, the numbers of the prompts of `texts` that it makes fail; empty where the
+        model was not asked these prompts one by one.
+        """
+        generation, texts = self.comparison.generation, self.texts
+        if generation is None or texts is None or len(generation.prompts) != len(texts.prompts):
+            return {}
+        failing = {prompt.number for prompt in texts.prompts if prompt.verdict != "PASS"}
+        behind: dict[str, list[int]] = {}
+        for prompt in generation.prompts:
+            if prompt.led_to and prompt.number in failing:
+                behind.setdefault(prompt.led_to, []).append(prompt.number)
+        return behind
+
 
 class Files(TypedDict, total=False):
     """texts: file of answers that the command writes. expected: file that the answers of both
