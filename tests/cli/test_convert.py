@@ -134,6 +134,14 @@ def test_xray_compare_writes_the_tools_table_and_says_which_is_which(tmp_path, c
     assert "blocks.1.act_fn.GELU.1.forward_output.0" in [
         row["Module (Bench/Target)"] for row in found
     ]
+    failing = [row for row in found if row["Status"] == "Fail"]
+    capsys.readouterr()
+    judged = str(tmp_path / "judged.csv")
+    words = ["xray", "compare", XPU, GPU, judged, "--golden", GPU, "--status", "verdict"]
+    assert execute(words) == 1
+    at_fault = [row for row in rows(judged) if row["Status"] == "Fail"]
+    assert {row["whence_status"] for row in at_fault} == {"Fail"}
+    assert 0 < len(at_fault) < len(failing)
     assert execute(["xray", "compare", GPU, GPU, out]) == 3
     assert execute(["xray", "compare", GPU, GPU, out, "--force", "--match", "exact"]) == 0
     assert execute(["xray", "compare", GPU, XPU, out, "--golden", "other.h5"]) == 3

@@ -122,6 +122,20 @@ def test_what_cannot_be_read_is_a_label_with_the_reason(run):
     assert {row["cmp_flag"] for row in rows.values()} == {"False"}
 
 
+def test_what_a_whole_tensor_is_multiplied_by_stands_in_the_table(run):
+    a = torch.randn(8, 64, generator=torch.Generator().manual_seed(0))
+    with whence.recording(run):
+        pair("scaled", a, a * 1.05)
+        pair("in half", a.half(), a.half() * 1.05)
+        pair("noise", a, a + 1e-3 * torch.randn(8, 64, generator=torch.Generator().manual_seed(1)))
+        pair("equal", a, a)
+    whence.compare_labels(run, output=run.parent / "cmp")
+    why = {name: row["cmp_fail_reason"] for name, row in table(run.parent / "cmp").items()}
+    assert why["scaled#0"] == "target: everything is multiplied by 1.05"
+    assert why["in half#0"].startswith("target: everything is multiplied by 1.05")
+    assert (why["noise#0"], why["equal#0"]) == ("", "")
+
+
 def test_a_program_is_not_changed(tmp_path):
     class Model(torch.nn.Module):
         def __init__(self):

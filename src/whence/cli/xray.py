@@ -18,6 +18,7 @@ from whence.cli import _answers, _files
 from whence.cli._answers import CODES
 from whence.cli._options import HERE, PATH, argument, below, group, option
 
+_STATUS = {"tolerance": "", "verdict": "Status"}
 _MATCHES = {"exact": "exact", "fuzzy": "auto", "order": "order"}
 
 
@@ -59,10 +60,22 @@ def summary_command(dump: str, output: str, force: bool) -> None:
         _MATCHES,
         default="fuzzy",
     ),
+    option(
+        "--status",
+        "Status: Fail by the tool's tolerance, or where the fault is.",
+        _STATUS,
+        default="tolerance",
+    ),
     option("--force", "Replace RESULT.csv."),
 )
 def compare_command(
-    bench: str, target: str, output: str, golden: str | None, match: str, force: bool
+    bench: str,
+    target: str,
+    output: str,
+    golden: str | None,
+    match: str,
+    status: str,
+    force: bool,
 ) -> int:
     """Compare two dumps: torch_xray's table into RESULT.csv, whence's answer on the terminal.
 
@@ -85,10 +98,9 @@ def compare_command(
     result = api.compare(bench, target, view="torch_xray", match=_MATCHES[match])
     _answers.put(answer(result))
     _answers.kept(result)
+    rows, judged = result.views["torch_xray"], _STATUS[status]
     _answers.all_of(
-        lambda: _files.write(
-            Path(output), view_csv("torch_xray", result.views["torch_xray"]), force
-        )
+        lambda: _files.write(Path(output), view_csv("torch_xray", rows, judged=judged), force)
     )
     click.echo(f"written to {clean(output)}")
     return CODES[result.status]

@@ -228,6 +228,7 @@ def write_table(rows: Sequence[TensorMatcher], folder: Path) -> None:
 
 def _row(row: TensorMatcher) -> ViewRow:
     """The row of the table for one pair."""
+    from whence import dtypes, judge
     from whence.comparison.views import aclcmp
     from whence.comparison.views.formulas import Figures
 
@@ -241,6 +242,9 @@ def _row(row: TensorMatcher) -> ViewRow:
     figures: Figures = {}
     if len(arrays) == 2:
         figures, why = aclcmp.figures(*arrays)
+        u = max(dtypes.unit_roundoff(dtypes.of(array).name) for array in arrays)
+        seen = judge.sight(*arrays, u, judge.LIMITS.within(u)) if figures else None
+        why = why or (f"target: {seen.pattern}" if seen is not None and seen.pattern else "")
     sides = (row.reference, row.target)
     # A file that never appeared has nothing to show; a row needs one side that names it.
     some = any(label is not None and label.record.dtype for label in sides)

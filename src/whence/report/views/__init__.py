@@ -24,7 +24,8 @@ def names() -> tuple[str, ...]:
     return tuple(sorted(path.stem for path in _FOLDER.glob("[!_]*.py")))
 
 
-def view_csv(view: str, rows: Iterable[ViewRow]) -> str:
-    """The table of one view."""
+def view_csv(view: str, rows: Iterable[ViewRow], *, judged: str = "") -> str:
+    """The table of one view. judged: the tool's column that holds whence's own status instead."""
     columns: Columns = importlib.import_module(f"whence.report.views.{view}").COLUMNS
-    return table({**columns, **OWN}, rows)
+    own = {judged: OWN["whence_status"]} if judged else {}
+    return table({**columns, **own, **OWN}, rows)
