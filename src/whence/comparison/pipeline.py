@@ -114,7 +114,7 @@ STAGES: dict[str, Stage] = {
     ),
     "patched": _declare_patched,
     # Names for what is guilty by now: kernels, then lines of source.
-    "compiled kernels": lambda verdicts, c: compiled_kernels.named(verdicts, c.paired),
+    "compiled kernels": lambda verdicts, c: compiled_kernels.named(verdicts, c.errors),
     "source lines": lambda verdicts, c: placed(verdicts, c.paired),
     # Why, where the runs hold more than the verdict needed.
     "causes": lambda verdicts, c: explained(verdicts, c.paired),

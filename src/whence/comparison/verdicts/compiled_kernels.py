@@ -19,6 +19,7 @@ from whence.comparison.replays.replayer import Replayer
 from whence.comparison.replays.self_check import Threads
 from whence.comparison.replays.side import ReplaySource
 from whence.comparison.verdicts.call_replays import CallReplays
+from whence.comparison.verdicts.pair_errors import PairErrors
 from whence.display import listed
 from whence.dtypes import Array
 from whence.errors import ElementsMissing, ReplayRefused
@@ -37,11 +38,12 @@ _CLOSER = 0.8  # ratio of the errors of both sides from which on one is called c
 
 
 def named(
-    verdicts: Mapping[tuple[int, int], Verdict], paired: PairedRuns
+    verdicts: Mapping[tuple[int, int], Verdict], errors: PairErrors
 ) -> dict[tuple[int, int], Verdict]:
-    """The verdicts, where a node of a graph is at fault with its name and kernel in the
-    sentence.
+    """The verdicts, where a node of a graph is at fault with what its result is multiplied by, its
+    name and its kernel in the sentence.
     """
+    paired = errors.paired
     out, graphs = dict(verdicts), _OwnGraphs(paired)
     first: dict[Any, list[Call]] = defaultdict(list)
     for key, verdict in sorted(verdicts.items(), key=lambda item: paired.calls[item[0][0]].order):
@@ -73,7 +75,10 @@ def named(
             cause, because = verdict.cause, ""
             if not cause and "whole" in verdict.numbers:
                 cause, because = graphs.cause(partner)
-            sentence = "; ".join(filter(None, (verdict.sentence, because, words)))
+            shown = paired.slots[verdict.pair].get(verdict.slot)
+            sight = errors.sight([shown]) if shown is not None else None
+            pattern = sight.pattern if sight is not None else ""
+            sentence = "; ".join(filter(None, (pattern, verdict.sentence, because, words)))
             out[key] = verdict.replace(cause=cause, sentence=sentence)
         else:
             inherited = f"one kernel computes it with {earlier.op}: {verdict.sentence}"
