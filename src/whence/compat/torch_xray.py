@@ -298,11 +298,5 @@ def _tensor_as_json(run: Any, number: int) -> dict[str, Any]:
     }
     figures = record.statistics
     if figures is not None:
-        entry |= {
-            "min": figures.min,
-            "max": figures.max,
-            "mean": figures.mean,
-            "nan": figures.nan,
-            "inf": figures.inf,
-        }
+        entry |= {name: getattr(figures, name) for name in ("min", "max", "mean", "nan", "inf")}
     return entry

@@ -99,7 +99,7 @@ def judged(
         lasts = len(ahead) == LASTING_TOKENS and error > lasting and median(ahead) > lasting
         limit = lasting if lasts else lone_limit
         if len(measured) >= ENOUGH_FOR_A_MEDIAN and is_half_roundoff(unit_roundoff):
-            # Rounding moves each logit in its own way; it does not multiply all of them by one factor.
+            # Rounding moves each logit in its own way, and not all of them by one factor.
             small = max(usual or 0.0, unit_roundoff)
             if token.rest <= LASTING_FACTOR * small:
                 limit = min(limit, LIMITS.whole * small)

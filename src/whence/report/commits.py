@@ -32,7 +32,10 @@ def _sides(result: Any) -> Document:
         code = "" if side.exit_code == 0 else f"exit code {side.exit_code}"
         yield f"  {name}", spaced(side.commit or side.given, code, side.run)
     for finding, prompts in result.behind.items():
-        yield "  changes", f"the answers to prompts {listed(list(map(str, prompts)), 10)}: {finding}"
+        yield (
+            "  changes",
+            f"the answers to prompts {listed(list(map(str, prompts)), 10)}: {finding}",
+        )
     for note in result.notes:
         yield f"note: {note}"
 

@@ -241,10 +241,12 @@ def _row(row: TensorMatcher) -> ViewRow:
             why = why or f"{side}: {label.record.why or error}" if label is not None else why
     figures: Figures = {}
     if len(arrays) == 2:
-        figures, why = aclcmp.figures(*arrays)
-        u = max(dtypes.unit_roundoff(dtypes.of(array).name) for array in arrays)
-        seen = judge.sight(*arrays, u, judge.LIMITS.within(u)) if figures else None
-        why = why or (f"target: {seen.pattern}" if seen is not None and seen.pattern else "")
+        a, b = arrays
+        figures, why = aclcmp.figures(a, b)
+        u = dtypes.coarser(dtypes.of(a).name, dtypes.of(b).name)
+        sight = judge.sight(a, b, u, judge.LIMITS.within(u))
+        if not why and sight is not None and sight.pattern:
+            why = f"target: {sight.pattern}"
     sides = (row.reference, row.target)
     # A file that never appeared has nothing to show; a row needs one side that names it.
     some = any(label is not None and label.record.dtype for label in sides)

@@ -168,30 +168,32 @@ class DataFlow:
         """
         paired, pairs = self._paired, self._left(key, verdict)
         results = [pair for step in self._results.values() for pair in step]
-        if len(pairs) != 1 or not results or not all(map(self._is_within_root, results)):
+        if len(pairs) != 1 or not results or not all(map(self._is_right, results)):
             return ""
-        partner = paired.pair(paired.pair_of[key[0]]).partner
+        order = paired.pair(paired.pair_of[key[0]]).partner.order
         with_partner = {pair.target for pair in paired.plan.pairs}
         size = paired.reference.records[pairs[0].reference_record].count
-        for call in self._target_leaves:
-            if call.order <= partner.order or call.id in with_partner:
-                continue
-            for ref in call.slots("output"):
-                if paired.target.records[ref.record].count == size:
-                    arrays = paired.arrays(replace(pairs[0], target_record=ref.record))
-                    if arrays is None:
-                        return ""
-                    a, b = (array.astype(np.float64).ravel() for array in arrays)
-                    error = np.linalg.norm(b - a) / (np.linalg.norm(a) or 1.0)
-                    return call.scope if error <= self._root_room(pairs[0]) else ""
-        return ""
+        maker, made = next(
+            (
+                (call, replace(pairs[0], target_record=ref.record))
+                for call in self._target_leaves
+                if call.order > order and call.id not in with_partner
+                for ref in call.slots("output")
+                if paired.target.records[ref.record].count == size
+            ),
+            (None, pairs[0]),
+        )
+        arrays = paired.arrays(made)
+        if maker is None or arrays is None:
+            return ""
+        a, b = (array.astype(np.float64).ravel() for array in arrays)
+        error = float(np.linalg.norm(b - a) / (np.linalg.norm(a) or 1.0))
+        return maker.scope if self._is_right(pairs[0], error) else ""
 
-    def _root_room(self, pair: SlotPair) -> float:
-        return LIMITS.root_output_room(self._errors.of(pair).u)
-
-    def _is_within_root(self, pair: SlotPair) -> bool:
-        error = self._errors.of(pair).value
-        return error is not None and error <= self._root_room(pair)
+    def _is_right(self, pair: SlotPair, error: float | None = None) -> bool:
+        own = self._errors.of(pair)
+        value = own.value if error is None else error
+        return value is not None and value <= LIMITS.root_output_room(own.u)
 
     @functools.cached_property
     def _readers(self) -> Mapping[int, list[tuple[int, str]]]:
