@@ -61,6 +61,17 @@ def model(kind="Llama", dtype=torch.float32, **settings):
     return getattr(transformers, f"{kind}ForCausalLM")(config).eval().to(dtype)
 
 
+def tied_experts(dtype=torch.float32):
+    """A Mixtral three of whose four experts have almost the same score for any token."""
+    net = model("Mixtral")
+    with torch.no_grad():
+        for layer in net.model.layers:
+            weight = layer.mlp.gate.weight
+            weight[1], weight[3] = weight[0] * 1.0001, weight[0] * 0.9999
+            weight[2] *= 3
+    return net.to(dtype)
+
+
 class Batching:
     """transformers' continuous batching."""
 
@@ -360,8 +371,8 @@ def turned_head(keys, values, layer):
     return (torch.cat([keys[:, :1], -keys[:, 1:]], 1) if layer == 1 else keys), values
 
 
-def louder_norm(net):
-    return on_call("model.layers.2.input_layernorm", lambda out: out * 1.01)(net)
+def louder_norm(net, factor=1.01):
+    return on_call("model.layers.2.input_layernorm", lambda out: out * factor)(net)
 
 
 def of_twenty(rows):
@@ -369,6 +380,7 @@ def of_twenty(rows):
     return rows.masked_fill(rows < lowest, -1e9).log_softmax(-1)
 
 
+HALF = torch.bfloat16
 FAULTS = {
     "stale_block": cache_fault(stale_block, 1, "prefill", "zeros"),
     "wrong_block": cache_fault(wrong_block, 2, words="hold"),
@@ -416,6 +428,12 @@ FAULTS = {
     "router_ids": Case(
         lambda: Plain(other_expert(model("Mixtral"))), "layer", "prefill", 2, kind="Mixtral"
     ),
+    "beside_ties": Case(
+        lambda: Batching(louder_norm(tied_experts())), "layer", "prefill", 2, kind="tied",
+    ),
+    "beside_ties_bfloat16": Case(
+        lambda: Plain(louder_norm(tied_experts(HALF), 1.1)), "layer", "prefill", 2, kind="tied",
+    ),
     "weight_sync": Case(
         lambda: Batching(changed_weight("model.layers.1.mlp.up_proj.weight", 1.001)(model())),
         "weights", "", 1,
@@ -437,7 +455,6 @@ FAULTS = {
     ),
     "sampler": Case(lambda: second_best(model()), "sampler", "", -1),
 }  # fmt: skip
-HALF = torch.bfloat16
 CLEAN = {
     "batching": Case(lambda: Batching(model())),
     "batching_eager": Case(lambda: Batching(model(attn_implementation="eager"))),
@@ -460,6 +477,12 @@ CLEAN = {
     "window_batching": Case(lambda: Batching(model("Mistral", sliding_window=16)), kind="Mistral",
                             settings={"sliding_window": 16}),
     "experts": Case(lambda: Batching(model("Mixtral")), kind="Mixtral"),
+    "experts_in_ties": Case(lambda: Plain(tied_experts()), kind="tied"),
+    "experts_in_ties_batching": Case(lambda: Batching(tied_experts()), kind="tied"),
+    "experts_in_ties_bfloat16": Case(lambda: Plain(tied_experts(HALF)), kind="tied"),
+    "experts_in_ties_both": Case(
+        lambda: Batching(tied_experts(HALF)), kind="tied", settings={"dtype": HALF}
+    ),
     "biases": Case(lambda: Batching(model("Qwen2")), kind="Qwen2"),
     "logprobs": Case(lambda: Reporting(model(), lambda rows: rows.log_softmax(-1))),
 }  # fmt: skip
@@ -472,10 +495,10 @@ def is_held(name):
 
 def judged(case):
     """(is the answer right, what it is)."""
+    make = tied_experts if case.kind == "tied" else lambda **settings: model(case.kind, **settings)
     result = whence.serve_check(
-        model(case.kind, **dict(case.settings)), case.engine(), case.prompts,
-        max_new_tokens=TOKENS,
-    )  # fmt: skip
+        make(**dict(case.settings)), case.engine(), case.prompts, max_new_tokens=TOKENS
+    )
     fault = result.fault
     if not case.stage or fault is None:
         return result.status == ("different" if case.stage else "same"), [result.status]

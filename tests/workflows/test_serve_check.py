@@ -56,15 +56,36 @@ def rotated(x, positions):
     return torch.cat([first * cos - second * sin, second * cos + first * sin], -1)
 
 
+class Experts(nn.Module):
+    """Each token takes two of four experts; two of their scores tie, but for rounding."""
+
+    def __init__(self):
+        super().__init__()
+        self.router = nn.Linear(WIDTH, 4, bias=False)
+        with torch.no_grad():
+            self.router.weight[1:3] = self.router.weight[0]
+            self.router.weight[1] *= 1 + 1e-7
+        self.experts = nn.ModuleList([nn.Linear(WIDTH, WIDTH) for _ in range(4)])
+        self.chosen = lambda chosen: chosen
+
+    def forward(self, x):
+        scores, chosen = torch.topk(torch.softmax(self.router(x), -1), 2, -1)
+        chosen = self.chosen(chosen)
+        outs = torch.stack([expert(x) for expert in self.experts], -1)
+        taken = outs.gather(-1, chosen[..., None, :].expand(*x.shape, 2))
+        return (taken * scores[..., None, :]).sum(-1)
+
+
 class Net(nn.Module):
     """A causal language model."""
 
-    def __init__(self):
+    def __init__(self, experts=False):
         super().__init__()
         torch.manual_seed(0)
         self.embed = nn.Embedding(VOCABULARY, WIDTH)
         self.layers = nn.ModuleList([Attention(n) for n in range(LAYERS)])
         self.norm, self.head = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, VOCABULARY)
+        self.experts = Experts() if experts else None
         self.eval()
 
     def forward(self, input_ids, position_ids=None, past_key_values=None):
@@ -73,6 +94,8 @@ class Net(nn.Module):
         x = self.embed(input_ids)
         for layer in self.layers:
             x = x + layer(x, positions, past_key_values)
+        if self.experts is not None:
+            x = x + self.experts(x)
         return self.head(self.norm(x))
 
 
@@ -233,6 +256,48 @@ def test_a_window_that_the_reference_lacks_is_code_in_front_of_a_module():
     fault = checked(engine).fault
     assert (fault.stage, fault.layer, fault.name) == ("layer", 2, "layers.2.out")
     assert "what layers.2 computes in front of layers.2.out" in fault.sentence
+
+
+class OtherTies(Net):
+    """Chooses otherwise among experts whose scores are within `within` of each other."""
+
+    def __init__(self, within):
+        super().__init__(experts=True)
+        self.within = within
+
+    def forward(self, *args, **kwargs):
+        def flipped(scores, count, dim):
+            noise = torch.rand(scores.shape, generator=torch.Generator().manual_seed(1))
+            chosen = topk(scores + self.within * noise, count, dim).indices
+            return torch.return_types.topk((scores.gather(-1, chosen), chosen))
+
+        topk = torch.topk
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(torch, "topk", flipped)
+            return super().forward(*args, **kwargs)
+
+
+def routed(engine):
+    return whence.serve_check(Net(experts=True), engine, PROMPTS, max_new_tokens=TOKENS)
+
+
+def test_a_route_that_rounding_flips_is_no_fault():
+    result = routed(Engine(OtherTies(1e-6)))
+    assert (result.status, result.fault) == ("same", None)
+    assert sum(check.routes for check in result.requests) > 0
+
+
+def test_a_fault_is_found_beside_routes_that_rounding_flips():
+    engine = Engine(OtherTies(1e-6))
+    engine.model.norm.register_forward_hook(lambda module, args, out: out * 1.003)
+    fault = routed(engine).fault
+    assert (fault.stage, fault.name) == ("layer", "norm")
+
+
+def test_a_route_that_rounding_does_not_explain_is_named():
+    fault = routed(Engine(OtherTies(1.0))).fault
+    assert (fault.stage, fault.name, fault.tensor) == ("layer", "experts", "choice")
+    assert "has the better score" in fault.sentence
 
 
 def test_a_weight_that_was_not_synchronised_is_named():

@@ -41,6 +41,8 @@ def serving_text(result: ServingCheck) -> Document:
     if errors:
         seen = f"differ by {number(max(errors))} at most; rounding adds {number(noise)} to a logit"
         yield "  logits", seen
+    if flips := sum(check.routes for check in result.requests):
+        yield "  routes", f"{count(flips, 'choice')} of a router differ, among scores that tie"
     if wrong := [check for check in result.requests if check.first >= 0]:
         yield ""
         yield Table(

@@ -31,7 +31,8 @@ class RequestCheck(msgspec.Struct, frozen=True):
     generated token, from 0, that rounding does not explain, -1 for none; ties: tokens that are not
     the reference's best, and explained. gap: between the reference's best logit and that of the
     first such token; noise: standard deviation of what rounding adds to a logit. error: largest
-    relative error of the engine's logits, None where they cannot be seen.
+    relative error of the engine's logits, None where they cannot be seen. routes: choices of routers
+    that differ among scores that tie; the rest is judged given the engine's choice.
     """
 
     number: int
@@ -42,6 +43,7 @@ class RequestCheck(msgspec.Struct, frozen=True):
     gap: float = 0.0
     noise: float = 0.0
     error: float | None = None
+    routes: int = 0
 
 
 class ServingFault(msgspec.Struct, frozen=True):

@@ -11,6 +11,7 @@ import msgspec
 import numpy as np
 
 from whence.judge.limits import LIMITS, U32
+from whence.judge.ties import Followed, follow
 from whence.results import (
     RequestCheck,
     ServingCheck,
@@ -188,37 +189,79 @@ class Funnel:
         suspects: list[tuple[int, bool]],
         checks: list[RequestCheck],
         forced: Forced,
-    ) -> ServingFault:
-        """Find the origin of the first wrong token. suspects: (request, whether its logits are
-        right).
+    ) -> ServingFault | None:
+        """Find the origin of the first wrong token; None if choices of routers among ties explain
+        all. suspects: (request, whether its logits are right).
         """
         wrong = [number for number, is_right in suspects if not is_right]
         if not wrong:
             return _of_sampler(suspects[0][0], checks[suspects[0][0]])
         wrong.sort(key=lambda number: checks[number].first)
-        self._tell(f"looking into {len(wrong[:_LOOKED_INTO])} prompts")
-        seen = self._listen(requests, wrong[:_LOOKED_INTO], modules=True)
-        fault = _of_logits(wrong[0], checks[wrong[0]])
-        if seen is None:
-            return fault
-        firsts = []
-        for number in wrong[:_LOOKED_INTO]:
-            truth = forced.truth(requests[number].sequence, modules=True)
-            judged = Judged(
-                number,
-                {event: truth.trace.whole(event) for event in truth.trace.rows},
-                truth.floors,
-                _windows(self._reference),
-                seen.writers,
-                self._cache_error,
+        fault = None
+        for place in range(0, len(wrong), _LOOKED_INTO):
+            fault = fault or self._inside(
+                requests, wrong[place : place + _LOOKED_INTO], checks, forced
             )
+        return fault and self._beside_others(fault, requests, forced)
+
+    def _inside(
+        self,
+        requests: list[Request],
+        numbers: Sequence[int],
+        checks: list[RequestCheck],
+        forced: Forced,
+    ) -> ServingFault | None:
+        """Look into modules and caches of some requests; None if the choices of routers among ties
+        explain their tokens. Renews their checks.
+        """
+        self._tell(f"looking into {len(numbers)} prompts")
+        seen = self._listen(requests, numbers, modules=True)
+        if seen is None:
+            return _of_logits(numbers[0], checks[numbers[0]])
+        firsts, faults = [], []
+        for number in numbers:
+            judged = self._given_routes(requests[number], number, seen, checks, forced)
             first = first_wrong(seen.traces[number], judged)
             if first is not None:
                 firsts.append((first.call, number, first, judged))
+            elif checks[number].first >= 0:
+                faults.append(_of_logits(number, checks[number]))
         if firsts:
             _, number, first, judged = min(firsts, key=lambda entry: entry[:2])
-            fault = _fault(number, first, len(requests[number].prompt), judged)
-        return self._beside_others(fault, requests, forced)
+            return _fault(number, first, len(requests[number].prompt), judged)
+        return faults[0] if faults else None
+
+    def _given_routes(
+        self,
+        request: Request,
+        number: int,
+        seen: Listening,
+        checks: list[RequestCheck],
+        forced: Forced,
+    ) -> Judged:
+        """What a reference that takes the choices of the engine's routers says of a request."""
+        trace = seen.traces[number]
+        choices = trace.choices(len(request.sequence))
+        truth = forced.truth(request.sequence, modules=True, choices=choices)
+        routes = _routes(choices, truth, len(request.sequence))
+        if routes:
+            flips = sum(int(followed.tied.sum()) for followed in routes.values())
+            check = _checked(number, request, trace, truth)
+            checks[number] = msgspec.structs.replace(check, routes=flips)
+        return Judged(
+            number,
+            {
+                event: truth.trace.whole(event)
+                for event in truth.trace.rows
+                if not event.kind.is_of_router
+            },
+            truth.floors,
+            _windows(self._reference),
+            seen.writers,
+            self._cache_error,
+            routes,
+            seen.choosers,
+        )
 
     def _beside_others(
         self, fault: ServingFault, requests: list[Request], forced: Forced
@@ -276,6 +319,21 @@ def _is_right(check: RequestCheck, truth: Truth) -> bool:
     """Whether the logits of a prompt are right, so that only its tokens are wrong."""
     allowed = max(truth.floors.get(_LOGITS, 0.0), _LEAST_LOGITS) * LIMITS.whole
     return check.error is not None and check.error <= allowed
+
+
+def _routes(choices: Mapping[int, Array], truth: Truth, length: int) -> dict[int, Followed]:
+    """How the choices of an engine's routers stand to those of the reference, given those before:
+    by number of the choice.
+    """
+    routes = {}
+    for number, own in truth.trace.choices(length).items():
+        rows = choices.get(number)
+        if rows is not None and rows.shape == own.shape:
+            scores = truth.trace.whole(Event("", Kind.SCORES, place=number)).astype(np.float64)
+            noise = truth.scores.get(number, np.zeros_like(scores))
+            target = np.where(rows < 0, own, rows)
+            routes[number] = follow(own, target, scores, noise, U32, ordered=False)
+    return routes
 
 
 def _of_logprobs(number: int, request: Request, truth: Truth) -> ServingFault | None:
@@ -347,6 +405,10 @@ def _fault(number: int, wrong: Wrong, prompt: int, judged: Judged) -> ServingFau
 
 
 def _module_words(event: Event, wrong: Wrong) -> str:
+    if event.kind is Kind.CHOICE:
+        return (
+            f"{event.module or 'a router'}, {position_words(list(wrong.positions))}: {wrong.words}"
+        )
     if event.kind is Kind.INPUT:
         parent = event.module.rpartition(".")[0] or "the model"
         return (
@@ -466,7 +528,8 @@ class Judged(NamedTuple):
     truth: (positions, ...) by event. windows: number of positions, itself included, that a query
     may attend to, by layer; layers without a window are absent. origin: (request, position) that
     wrote these bits, by layer, keys or values, and digest. cache_error: relative error that the
-    cache may add.
+    cache may add. routes, choosers: judgement of a router's choices, and its module, by number of
+    the choice in a call of the model.
     """
 
     request: int
@@ -475,6 +538,8 @@ class Judged(NamedTuple):
     windows: Mapping[int, int]
     origin: Mapping[tuple[int, Kind, bytes], tuple[int, int]]
     cache_error: float = 0.0
+    routes: Mapping[int, Followed] = {}
+    choosers: Mapping[int, str] = {}
 
 
 class Wrong(NamedTuple):
@@ -504,6 +569,12 @@ def first_wrong(trace: Trace, judged: Judged) -> Wrong | None:
     positions = places + item.start
     heads = rest[0] if event.kind.is_of_cache else np.zeros(0, int)
     words = ""
+    if event.kind is Kind.CHOICE and (gap := judged.routes[event.place].worst) is not None:
+        event = event._replace(module=judged.choosers[event.place])
+        words = (
+            f"takes {gap.target} where {gap.reference} has the better score, by {gap.gap:.2g}; "
+            f"rounding explains {gap.explained:.2g}"
+        )
     if event.kind.is_of_cache:
         words = _explained(event, item.rows, away, positions, heads, judged, {})
     return _wrong(event, (call, item.start + len(item.rows)), positions, heads, away, words)
@@ -515,6 +586,7 @@ def _marks(
     """Wrong tensors: (call, order, event, rows, error of each cell; 0 where rounding
     explains it).
     """
+    yield from _misrouted(trace, judged)
     for event, several in trace.rows.items():
         truth = judged.truth.get(event)
         if truth is None:
@@ -523,7 +595,7 @@ def _marks(
             right = truth[rows.start : rows.start + len(rows.rows)]
             if right.shape != rows.rows.shape:
                 continue
-            away = _beyond(distances(rows.rows, right), _allowed(event, judged))
+            away = _beyond(distances(rows.rows, right, truth), _allowed(event, judged))
             if away.any():
                 yield rows.call, trace.order[event], event, rows, away
     for event, reads in trace.reads.items():
@@ -534,9 +606,21 @@ def _marks(
             right = truth[read.positions]
             if right.shape != read.rows.shape:
                 continue
-            away = _beyond(distances(read.rows, right), _allowed(event, judged))
+            away = _beyond(distances(read.rows, right, truth), _allowed(event, judged))
             if away.any() or read.first > _needed_from(event, read, judged):
                 yield read.call, trace.order[event], event, read, away
+
+
+def _misrouted(
+    trace: Trace, judged: Judged
+) -> Iterator[tuple[int, int, Event, Rows | CacheRead, Array]]:
+    """Choices of routers that rounding does not explain, as in `_marks`."""
+    for number, followed in judged.routes.items():
+        event = Event("", Kind.CHOICE, place=number)
+        for rows in trace.rows[event]:
+            wrong = followed.wrong[rows.start :][: len(rows.rows)]
+            if wrong.any():
+                yield rows.call, trace.order[event], event, rows, wrong.astype(np.float64)
 
 
 def _allowed(event: Event, judged: Judged) -> float:

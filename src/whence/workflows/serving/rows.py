@@ -20,12 +20,21 @@ class Kind(StrEnum):
     V_WRITTEN = "V written"
     K_READ = "K"
     V_READ = "V"
+    SCORES = "scores"
+    """What a router chooses from."""
+    CHOICE = "choice"
+    """Indices that a router takes."""
     LOGITS = "logits"
 
     @property
     def is_of_cache(self) -> bool:
         """Whether the rows are keys or values."""
         return self.value[0] in "KV"
+
+    @property
+    def is_of_router(self) -> bool:
+        """Whether the rows are scores of a router, or its choice among them."""
+        return self in (Kind.SCORES, Kind.CHOICE)
 
     @property
     def is_read(self) -> bool:
@@ -121,16 +130,30 @@ class Trace:
         """The rows of all positions in order, for an event that produced each row once."""
         return np.concatenate([rows.rows for rows in self.rows[event]])
 
+    def choices(self, length: int) -> dict[int, Array]:
+        """Indices that routers took, (length, k), by number of the choice in a call of the model;
+        -1 at positions that no call computed.
+        """
+        chosen: dict[int, Array] = {}
+        for event, several in self.rows.items():
+            if event.kind is Kind.CHOICE:
+                whole = np.full((length, several[0].rows.shape[-1]), -1, np.int64)
+                for rows in several:
+                    whole[rows.start : rows.start + len(rows.rows)] = rows.rows
+                chosen[event.place] = whole
+        return chosen
 
-def distances(rows: Array, truth: Array) -> Array:
+
+def distances(rows: Array, truth: Array, whole: Array | None = None) -> Array:
     """Relative 2-norm of the difference along the last axis.
 
-    Infinite for NaN and infinities that only one side has. A row smaller than usual is compared
-    with the usual size.
+    Infinite for NaN and infinities that only one side has. A row smaller than usual in `whole`, by
+    default in `truth`, is compared with the usual size.
     """
     with np.errstate(all="ignore"):
         norms = np.linalg.norm(truth.astype(np.float64), axis=-1)
-        usual = np.median(norms) if norms.size else 0.0
+        sizes = norms if whole is None else np.linalg.norm(whole.astype(np.float64), axis=-1)
+        usual = np.median(sizes) if sizes.size else 0.0
         away = np.linalg.norm(rows.astype(np.float64) - truth, axis=-1)
         result: Array = away / np.maximum(np.maximum(norms, usual), np.finfo(np.float32).tiny)
     result[away == 0] = 0.0

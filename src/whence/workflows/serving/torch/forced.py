@@ -7,11 +7,13 @@ from __future__ import annotations
 import copy
 import inspect
 import sys
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 
+from whence.judge.ties import noise_of
 from whence.records.slots import CACHES
 from whence.workflows.serving.rows import Array, Event, Kind, Trace, distances
 from whence.workflows.serving.torch.listening import Listening
@@ -21,12 +23,14 @@ class Truth(NamedTuple):
     """The reference's results for one sequence in float64, and the rounding floor of each event.
 
     logits: (positions, vocabulary). noise: standard deviation of the rounding error of a logit.
+    scores: that of each score of a router, by number of the choice.
     """
 
     trace: Trace
     floors: dict[Event, float]
     logits: Array
     noise: float
+    scores: dict[int, Array]
 
 
 class Forced:
@@ -43,29 +47,57 @@ class Forced:
         narrow = sorted({*dtypes} - {torch.float64}, key=str)
         self._narrow = [copy.deepcopy(model).to(dtype) for dtype in narrow]
 
-    def truth(self, sequence: Sequence[int], *, modules: bool) -> Truth:
-        """The truth for a sequence of tokens."""
-        trace, logits = _run(self._wide, sequence, modules=modules)
+    def truth(
+        self,
+        sequence: Sequence[int],
+        *,
+        modules: bool,
+        choices: Mapping[int, Array] | None = None,
+    ) -> Truth:
+        """The truth for a sequence of tokens.
+
+        choices: what routers take; by default their own choice in float64. Rounding is measured
+        with the same choices.
+        """
+        trace, logits = _run(self._wide, sequence, choices or {}, modules=modules)
+        own = trace.choices(len(sequence))
+        used = {
+            n: np.where(rows < 0, own[n], rows)
+            for n, rows in (choices or own).items()
+            if n in own and rows.shape == own[n].shape
+        }
         floors: dict[Event, float] = {}
+        scores: dict[int, Array] = {}
         noise = 0.0
         for model in self._narrow:
-            near, rounded = _run(model, sequence, modules=modules)
+            near, rounded = _run(model, sequence, used, modules=modules)
             error = rounded - logits
             noise = max(noise, float((error - error.mean(-1, keepdims=True)).std(-1).max()))
-            logits_event = Event("", Kind.LOGITS)
-            floors[logits_event] = max(
-                floors.get(logits_event, 0.0), float(distances(rounded, logits).max())
-            )
-            for event in near.rows.keys() & trace.rows.keys() - {logits_event}:
-                floor = float(distances(near.whole(event), trace.whole(event)).max())
-                floors[event] = max(floors.get(event, 0.0), floor)
-        return Truth(trace, floors, logits, noise)
+            for event in near.rows.keys() & trace.rows.keys():
+                wide, narrow = trace.whole(event), near.whole(event)
+                if event.kind is Kind.SCORES:
+                    moved = noise_of(wide, narrow, own[event.place], wide.shape[-1])
+                    scores[event.place] = np.maximum(scores.get(event.place, 0.0), moved)
+                elif event.kind is not Kind.LOGITS:
+                    floors[event] = max(
+                        floors.get(event, 0.0), float(distances(narrow, wide).max())
+                    )
+            event = Event("", Kind.LOGITS)
+            floors[event] = max(floors.get(event, 0.0), float(distances(rounded, logits).max()))
+        return Truth(trace, floors, logits, noise, scores)
 
 
-def _run(model: torch.nn.Module, tokens: Sequence[int], *, modules: bool) -> tuple[Trace, Array]:
+def _run(
+    model: torch.nn.Module,
+    tokens: Sequence[int],
+    choices: Mapping[int, Array],
+    *,
+    modules: bool,
+) -> tuple[Trace, Array]:
     """Run one forward pass over all tokens: (trace, logits)."""
     ids = torch.tensor([list(tokens)], device=next(model.parameters()).device)
-    with torch.no_grad(), Listening(model, [tokens], [0], modules=modules) as listening:
+    listening = Listening(model, [tokens], [0], modules=modules, choices=choices)
+    with torch.no_grad(), listening:
         out = model(input_ids=ids, **_cache(model))
     logits = getattr(out, "logits", out)
     return listening.traces[0], logits[0].double().cpu().numpy()

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 import xxhash
+from torch.overrides import TorchFunctionMode
 
 from whence.frameworks.torch_arrays import tensors_in
 from whence.records.slots import CACHES
@@ -28,13 +29,31 @@ class _Call(NamedTuple):
     kwargs: Mapping[str, Any]
 
 
+class _Choosing(TorchFunctionMode):  # type: ignore[misc]  # torch does not type it
+    """Passes scores and result of every top-k inside its block to `chose`, whose answer the code
+    gets.
+    """
+
+    def __init__(self, chose: Callable[[torch.Tensor, Any], Any]) -> None:
+        super().__init__()
+        self._chose = chose
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        if getattr(func, "__name__", "") != "topk":
+            return out
+        return self._chose(args[0] if args else kwargs["input"], out)
+
+
 class Listening:
     """Records a model inside its `with` block.
 
     sequences: known tokens of each request. requests: those whose rows are kept; for others, only
-    digests of what the cache receives. modules: record inputs and outputs of modules and reads of
-    the cache too, not only logits. traces: recorded rows by request. errors: of the recorder's own
-    code, which never reach the program.
+    digests of what the cache receives. modules: record inputs and outputs of modules, reads of the
+    cache and choices of routers too, not only logits. choices: what routers take instead of their
+    own choice, as of `Trace.choices`, for a call of one whole sequence; None not to listen to them
+    without modules. traces: recorded rows by request. choosers: module by number of a choice.
+    errors: of the recorder's own code, which never reach the program.
     """
 
     def __init__(
@@ -44,8 +63,11 @@ class Listening:
         requests: Collection[int],
         *,
         modules: bool,
+        choices: Mapping[int, np.ndarray[Any, Any]] | None = None,
     ) -> None:
         self._model, self._modules, self._requests = model, modules, frozenset(requests)
+        self._choices = choices
+        self.choosers: dict[int, str] = {}
         self.schedule = Schedule(sequences)
         self.traces = {request: Trace() for request in requests}
         self.writers: dict[tuple[int, Kind, bytes], tuple[int, int]] = {}
@@ -54,6 +76,8 @@ class Listening:
         self._call: _Call | None = None
         self._hooks: list[Any] = []
         self._caches: dict[int, Any] = {}
+        self._scopes: list[str] = []
+        self._inside = contextlib.ExitStack()
 
     def __enter__(self) -> Listening:
         hooks = self._hooks
@@ -63,7 +87,7 @@ class Listening:
                 if name:
                     hooks.append(module.register_forward_pre_hook(self._given(name)))
                     hooks.append(module.register_forward_hook(self._made(name)))
-        hooks.append(self._model.register_forward_hook(self._ends))
+        hooks.append(self._model.register_forward_hook(self._ends, always_call=True))
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -91,12 +115,16 @@ class Listening:
             segments = self.schedule.segments(ids, kwargs)
             self._call = _Call(self._calls, segments, (ids.shape[0], ids.shape[1]), kwargs)
             self._calls += 1
+            self._scopes, chosen = [], itertools.count()
+            if self._modules or self._choices is not None:
+                self._inside.enter_context(_Choosing(lambda x, out: self._chose(x, out, chosen)))
             if self._modules:
                 for name in CACHES:
                     if callable(getattr(kwargs.get(name), "update", None)):
                         self._listen_to(kwargs[name])
 
     def _ends(self, module: Any, args: Any, out: Any) -> None:
+        self._inside.close()
         with self._guarded():
             logits = out.get("logits") if isinstance(out, dict) else getattr(out, "logits", out)
             call = self._call
@@ -117,6 +145,7 @@ class Listening:
     def _given(self, name: str) -> Callable[..., None]:
         def hook(module: Any, args: tuple[Any, ...]) -> None:
             with self._guarded():
+                self._scopes.append(name)
                 self._keep(name, Kind.INPUT, args[:1])
 
         return hook
@@ -125,6 +154,7 @@ class Listening:
         def hook(module: Any, args: Any, out: Any) -> None:
             with self._guarded():
                 self._keep(name, Kind.OUTPUT, out)
+                self._scopes.pop()
 
         return hook
 
@@ -145,6 +175,34 @@ class Listening:
                     rows = _host(tensor[segment.row, slice(*segment.columns)])
                     event = Event(name, kind, place=place)
                     self.traces[segment.request].add(event, Rows(call.number, segment.start, rows))
+
+    # ---- routers
+
+    def _chose(self, scores: torch.Tensor, out: Any, numbers: Iterator[int]) -> Any:
+        """Record a choice among scores of each token; its result, or that of the prescribed one."""
+        call, (_, chosen) = self._call, out
+        with self._guarded():
+            if call is None or scores.shape[:-1].numel() != chosen.shape[:-1].numel():
+                return out
+            if scores.shape[:-1].numel() != call.shape[0] * call.shape[1]:
+                return out
+            number = next(numbers)
+            self.choosers[number] = self._scopes[-1] if self._scopes else ""
+            for kind, tensor in ((Kind.SCORES, scores), (Kind.CHOICE, chosen)):
+                tensor = tensor.reshape(*call.shape, -1)
+                for segment in call.segments:
+                    if segment.request in self._requests:
+                        rows = _host(tensor[segment.row, slice(*segment.columns)])
+                        event = Event("", kind, place=number)
+                        self.traces[segment.request].add(
+                            event, Rows(call.number, segment.start, rows)
+                        )
+            told = (self._choices or {}).get(number)
+            if told is not None and told.size == chosen.numel():
+                other = torch.from_numpy(told).to(chosen.device).reshape(chosen.shape)
+                used = torch.where(other < 0, chosen, other)
+                return type(out)((scores.gather(-1, used), used))
+        return out
 
     # ---- the cache
 
