@@ -315,6 +315,13 @@ def test_a_sampler_that_takes_another_token_is_at_fault_where_logits_are_right()
     assert (fault.stage, fault.tensor) == ("sampler", "tokens")
 
 
+def nucleus(logits, share):
+    """Log-probabilities of the likeliest tokens that have this share together."""
+    ranked = logits.softmax(-1).sort(descending=True)
+    is_over = ranked.values.cumsum(-1) - ranked.values >= share
+    return logits.index_fill(-1, ranked.indices[is_over], -1e9).log_softmax(-1)
+
+
 @pytest.mark.parametrize(
     ("rule", "words"),
     [
@@ -325,6 +332,16 @@ def test_a_sampler_that_takes_another_token_is_at_fault_where_logits_are_right()
             ).log_softmax(-1),
             "top-k 10",
         ),
+        (
+            lambda logits: (
+                (logits / 0.8)
+                .masked_fill(logits < logits.topk(13).values[-1], -1e9)
+                .log_softmax(-1)
+            ),
+            "temperature 0.8, top-k 13",
+        ),
+        (lambda logits: nucleus(logits, 0.65), "top-p 0.65"),
+        (lambda logits: nucleus(logits / 0.8, 0.9), "temperature 0.8, top-p 0.9"),
         (lambda logits: logits, "not normalised"),
     ],
 )
@@ -340,6 +357,56 @@ def test_log_probabilities_of_the_reference_are_right():
     engine = Engine()
     engine.logprobs = lambda logits: logits.log_softmax(-1)
     assert checked(engine).status == "same"
+
+
+def rolled_out(model, **options):
+    """An engine that samples: its tokens are those of a seed."""
+    engine = Engine(model)
+
+    def pick(logits):
+        generator = torch.Generator().manual_seed(int(logits.argmax()))
+        return int(torch.multinomial(logits.double().softmax(-1), 1, generator=generator))
+
+    engine.pick = pick
+    engine.logprobs = lambda logits: logits.double().log_softmax(-1)
+    reference = Net(experts=model.experts is not None)
+    return whence.serve_check(reference, engine, PROMPTS, max_new_tokens=TOKENS, **options)
+
+
+def test_a_rollout_need_not_take_the_best_token():
+    assert rolled_out(Net()).fault.stage == "sampler"
+    assert rolled_out(Net(), rollout=True).status == "same"
+
+
+@pytest.mark.parametrize(
+    ("module", "cause"), [("layers.1", "layers"), ("norm", "norm"), ("head", "head")]
+)
+def test_log_ratios_of_a_rollout_come_from_the_part_that_differs(module, cause):
+    model = Net()
+    model.get_submodule(module).register_forward_hook(lambda module, args, out: out * 1.01)
+    ratios = rolled_out(model, rollout=True).ratios
+    assert [len(ratio.tokens) for ratio in ratios] == [TOKENS, TOKENS]
+    for ratio in ratios:
+        sizes = {name: max(map(abs, part)) for name, part in ratio.causes.items()}
+        assert max(sizes, key=sizes.get) == cause
+        sums = [sum(parts) for parts in zip(*ratio.causes.values(), strict=True)]
+        assert sums == pytest.approx(ratio.tokens, abs=1e-12)
+
+
+def test_log_ratios_of_other_routes_are_told_from_the_rest():
+    for ratio in rolled_out(OtherTies(1.0), rollout=True).ratios:
+        sizes = {name: max(map(abs, part)) for name, part in ratio.causes.items()}
+        assert max(sizes, key=sizes.get) == "routes"
+
+
+def test_an_engine_in_another_dtype_whose_inside_is_hidden():
+    engine = Engine(Net().to(torch.bfloat16))
+    engine.logprobs = lambda logits: logits.float().log_softmax(-1)
+    hidden = type("Hidden", (), {"generate": staticmethod(engine.generate)})()
+    assert checked(hidden).status == "different"
+    assert checked(hidden, dtype="bfloat16").status == "same"
+    with pytest.raises(UsageError, match="no engine computes in 'int8'"):
+        checked(hidden, dtype="int8")
 
 
 def test_an_engine_that_stops_early_is_no_pass():

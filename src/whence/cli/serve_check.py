@@ -38,10 +38,21 @@ from whence.cli._options import COUNT, HERE, TEXT_OR_JSON, argument, option, ver
         click.FloatRange(0, 1),
         default=0.0,
     ),
+    option(
+        "--dtype NAME", "In which an engine computes that cannot be looked into.", str, default=""
+    ),
+    option("--rollout", "The engine samples its tokens; split its log-ratios by cause."),
     TEXT_OR_JSON,
 )
-def command(
-    reference: str, target: str, prompts: str, tokens: int, cache_error: float, form: str
+def command(  # noqa: PLR0913 - its options
+    reference: str,
+    target: str,
+    prompts: str,
+    tokens: int,
+    cache_error: float,
+    dtype: str,
+    rollout: bool,
+    form: str,
 ) -> int:
     """Words -> `api.serve_check` -> report -> exit code."""
     from whence import api
@@ -53,6 +64,8 @@ def command(
         api.read_prompts(prompts),
         max_new_tokens=tokens,
         cache_error=cache_error,
+        rollout=rollout,
+        dtype=dtype,
         tell=lambda line: click.echo(f"whence: {line}", err=True),
     )
     _answers.told(result, form, serving_text)

@@ -9,6 +9,7 @@ from whence.report.tables import count, number
 from whence.results import RequestCheck, ServingCheck, ServingFault, ServingStage, Status
 
 _MOST = 20
+_MOST_CAUSES = 5
 _WORDS = {Status.SAME: "SAME", Status.DIFFERENT: "FAULT", Status.UNDECIDED: "UNDECIDED"}
 _STAGES = {
     ServingStage.WEIGHTS: "the weights",
@@ -43,6 +44,7 @@ def serving_text(result: ServingCheck) -> Document:
         yield "  logits", seen
     if flips := sum(check.routes for check in result.requests):
         yield "  routes", f"{count(flips, 'choice')} of a router differ, among scores that tie"
+    yield from _ratios(result)
     if wrong := [check for check in result.requests if check.first >= 0]:
         yield ""
         yield Table(
@@ -73,6 +75,24 @@ def _tokens(result: ServingCheck) -> Iterator[str]:
         f"{len(wrong)} of {count(len(result.requests), 'prompt')} go wrong; "
         f"{count(ties, 'token')} chosen otherwise in a near tie"
     )
+
+
+def _ratios(result: ServingCheck) -> Document:
+    """Lines on the log-ratios and what they come from."""
+    if not result.ratios:
+        return
+    sizes = {(r.number, n): abs(t) for r in result.ratios for n, t in enumerate(r.tokens)}
+    prompt, token = max(sizes, key=sizes.__getitem__)
+    mean = sum(sizes.values()) / len(sizes)
+    largest = f"{number(sizes[prompt, token])} at token {token} of prompt {prompt}"
+    yield "  log-ratio", f"{number(mean)} on average, at most {largest}"
+    parts: dict[str, float] = {}
+    for ratio in result.ratios:
+        for name, values in ratio.causes.items():
+            parts[name] = parts.get(name, 0.0) + sum(map(abs, values))
+    whole = sum(parts.values()) or 1.0
+    most = sorted(parts, key=parts.__getitem__, reverse=True)[:_MOST_CAUSES]
+    yield "  from", ", ".join(f"{name} {100 * parts[name] / whole:.0f} %" for name in most)
 
 
 def _rows(wrong: list[RequestCheck]) -> Iterator[tuple[str, ...]]:

@@ -68,6 +68,7 @@ if TYPE_CHECKING:
     from whence.results.repeat import Repeated, Source, SourceKind, StepLoss, TouchedGradient
     from whence.results.rows import Row
     from whence.results.serving import (
+        LogRatio,
         RequestCheck,
         ServingCheck,
         ServingFault,
@@ -161,6 +162,7 @@ __all__ = [
     "LadderKind",
     "LayerCost",
     "Location",
+    "LogRatio",
     "Made",
     "Measured",
     "ModuleCall",

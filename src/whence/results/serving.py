@@ -68,6 +68,19 @@ class ServingFault(msgspec.Struct, frozen=True):
     alone: bool | None = None
 
 
+class LogRatio(msgspec.Struct, frozen=True):
+    """Log-probabilities of one answer by the engine less those by the reference, for each token.
+
+    number: of the prompt, from 1. causes: which part of each comes from what: "routes", modules by
+    their name in a layer, "rest" for what no module explains; in the order of the model. They
+    add up to `tokens`.
+    """
+
+    number: int
+    tokens: tuple[float, ...]
+    causes: dict[str, tuple[float, ...]]
+
+
 class ServingCheck(Described, msgspec.Struct, frozen=True):
     """An engine against a reference on some prompts."""
 
@@ -77,3 +90,4 @@ class ServingCheck(Described, msgspec.Struct, frozen=True):
     requests: tuple[RequestCheck, ...]
     fault: ServingFault | None = None
     notes: tuple[str, ...] = ()
+    ratios: tuple[LogRatio, ...] = ()

@@ -13,6 +13,7 @@ import numpy as np
 from whence.judge.limits import LIMITS, U32
 from whence.judge.ties import Followed, follow
 from whence.results import (
+    LogRatio,
     RequestCheck,
     ServingCheck,
     ServingFault,
@@ -54,11 +55,25 @@ class Request(NamedTuple):
         return [*self.prompt, *self.answer.tokens]
 
 
+class Settings(NamedTuple):
+    """What is asked of a check.
+
+    count: new tokens of each answer. cache_error: as in `Judged`. rollout: whether the engine
+    samples its tokens, so that they need not be the best. dtype: name of the one in which an engine
+    computes whose model is not accessible, "" for that of the reference.
+    """
+
+    count: int
+    cache_error: float
+    rollout: bool
+    dtype: str
+
+
 class Funnel:
     """The stages of one check.
 
-    reference: a causal language model, called `name`. cache_error: as in `Judged`. tell: receives a
-    line at the start of each stage.
+    reference: a causal language model, called `name`. tell: receives a line at the start of each
+    stage.
     """
 
     def __init__(
@@ -67,33 +82,34 @@ class Funnel:
         name: str,
         target: Engine,
         prompts: list[tuple[int, ...]],
-        count: int,
-        cache_error: float,
+        settings: Settings,
         tell: Callable[[str], None],
     ) -> None:
         self._reference, self._name, self._target = reference, name, target
-        self._prompts, self._count = prompts, count
-        self._cache_error, self._tell = cache_error, tell
+        self._prompts, self._settings, self._tell = prompts, settings, tell
+        self._count = settings.count
         self._notes: list[str] = []
 
     def check(self) -> ServingCheck:
+        forced = self._forced()
         self._tell(f"{self._target.name} answers {len(self._prompts)} prompts")
         answers = self._target.generate(self._prompts, self._count)
         requests = [Request(p, a) for p, a in zip(self._prompts, answers, strict=True)]
         fault = self._weights()
-        forced = self._forced()
         seen = self._listen(requests, range(len(requests)), modules=False)
-        checks, suspects = [], []
+        checks, suspects, reported = [], [], None
         self._tell(f"{self._name} scores the answers")
         for number, request in enumerate(requests):
             truth = forced.truth(request.sequence, modules=False)
             trace = seen.traces[number] if seen is not None else Trace()
-            check = _checked(number, request, trace, truth)
+            check = self._checked(number, request, trace, truth)
             checks.append(check)
-            if fault is None:
-                fault = _of_logprobs(number, request, truth)
+            is_right = _is_right(check, truth) and bool(trace.rows)
+            reported = reported or _of_logprobs(number, request, truth, is_right=is_right)
             if check.first >= 0:
                 suspects.append((number, _is_right(check, truth)))
+        if fault is None and reported and (reported.stage is ServingStage.SAMPLER or not suspects):
+            fault = reported
         if suspects and fault is None:
             fault = self._narrowed(requests, suspects, checks, forced)
         return ServingCheck(
@@ -103,7 +119,44 @@ class Funnel:
             tuple(checks),
             fault,
             tuple(dict.fromkeys(self._notes)),
+            self._ratios(requests, seen, forced) if self._settings.rollout else (),
         )
+
+    def _checked(self, number: int, request: Request, trace: Trace, truth: Truth) -> RequestCheck:
+        return _checked(number, request, trace, truth, is_greedy=not self._settings.rollout)
+
+    def _ratios(
+        self, requests: list[Request], seen: Listening | None, forced: Forced
+    ) -> tuple[LogRatio, ...]:
+        """Log-ratios of the first few answers, split by cause if the engine can be looked into."""
+        numbers = range(min(len(requests), _LOOKED_INTO))
+        self._tell(f"splitting the log-ratios of {len(numbers)} prompts")
+        inside = self._listen(requests, numbers, modules=True)
+        ratios = []
+        for number in numbers:
+            tokens = requests[number].answer.tokens
+            logprobs = _logprobs_of(requests[number], seen.traces[number] if seen else Trace())
+            if logprobs is None or not tokens:
+                continue
+            at = slice(len(requests[number].prompt) - 1, -1), list(tokens)
+            trace = inside.traces[number] if inside else Trace()
+            causes: dict[str, Array] = {}
+            for name, logits in forced.swapped(requests[number].sequence, trace):
+                now = log_softmax(logits[at[0]])[np.arange(len(tokens)), at[1]]
+                if not name:
+                    before = whole = now
+                causes[name] = causes.get(name, 0.0) + now - before
+                before = now
+            causes["rest"] = logprobs - before
+            del causes[""]
+            ratios.append(
+                LogRatio(
+                    number + 1,
+                    tuple((logprobs - whole).tolist()),
+                    {name: tuple(part.tolist()) for name, part in causes.items()},
+                )
+            )
+        return tuple(ratios)
 
     def _ended_early(self, requests: list[Request]) -> list[int]:
         """Numbers of prompts whose answer is shorter than requested and does not end with an end
@@ -156,8 +209,8 @@ class Funnel:
         from whence.workflows.serving.torch.forced import Forced
 
         models = [self._reference, self._target.model]
-        dtypes = {next(m.parameters()).dtype for m in models if m is not None}
-        return Forced(self._reference, dtypes)
+        dtypes = {str(next(m.parameters()).dtype) for m in models if m is not None}
+        return Forced(self._reference, dtypes | ({self._settings.dtype} - {""}))
 
     def _listen(
         self, requests: Sequence[Request], kept: Sequence[int], *, modules: bool
@@ -246,7 +299,7 @@ class Funnel:
         routes = _routes(choices, truth, len(request.sequence))
         if routes:
             flips = sum(int(followed.tied.sum()) for followed in routes.values())
-            check = _checked(number, request, trace, truth)
+            check = self._checked(number, request, trace, truth)
             checks[number] = msgspec.structs.replace(check, routes=flips)
         return Judged(
             number,
@@ -258,7 +311,7 @@ class Funnel:
             truth.floors,
             _windows(self._reference),
             seen.writers,
-            self._cache_error,
+            self._settings.cache_error,
             routes,
             seen.choosers,
         )
@@ -273,11 +326,13 @@ class Funnel:
         request = Request(prompt, self._target.generate([prompt], self._count)[0])
         seen = self._listen([request], [0], modules=False)
         truth = forced.truth(request.sequence, modules=False)
-        check = _checked(0, request, seen.traces[0] if seen else Trace(), truth)
+        check = self._checked(0, request, seen.traces[0] if seen else Trace(), truth)
         return msgspec.structs.replace(fault, alone=check.first >= 0)
 
 
-def _checked(number: int, request: Request, trace: Trace, truth: Truth) -> RequestCheck:
+def _checked(
+    number: int, request: Request, trace: Trace, truth: Truth, *, is_greedy: bool
+) -> RequestCheck:
     """Compare the tokens of an answer with the reference's logits for the same text."""
     logits = {rows.start: rows.rows[0] for rows in trace.rows.get(_LOGITS, ())}
     allowed = max(truth.floors.get(_LOGITS, 0.0), _LEAST_LOGITS) * LIMITS.whole
@@ -285,7 +340,7 @@ def _checked(number: int, request: Request, trace: Trace, truth: Truth) -> Reque
     first, ties, gap_there, errors = -1, 0, 0.0, []
     for place, token in enumerate(tokens):
         right = truth.logits[begin + place]
-        gap = float(right.max() - right[token])
+        gap = float(right.max() - right[token]) if is_greedy else 0.0
         is_off = False
         if (own := logits.get(begin + place)) is not None:
             errors.append(_logits_error(own, right))
@@ -307,6 +362,22 @@ def _logprobs_error(request: Request, truth: Truth) -> float:
     begin, tokens = len(request.prompt) - 1, list(request.answer.tokens)
     right = log_softmax(truth.logits[begin : begin + len(tokens)])
     return max(abs(float(row[t]) - p) for row, t, p in zip(right, tokens, request.answer.logprobs))
+
+
+def _logprobs_of(request: Request, trace: Trace) -> Array | None:
+    """Log-probabilities of an answer as the engine reports them, else as its logits give them; None
+    where neither is known.
+    """
+    tokens, logprobs = request.answer
+    if len(logprobs) == len(tokens):
+        return np.asarray(logprobs)
+    logits = {rows.start: rows.rows[0] for rows in trace.rows.get(_LOGITS, ())}
+    places = range(len(request.prompt) - 1, len(request.sequence) - 1)
+    if not logits.keys() >= set(places):
+        return None
+    rows = np.stack([logits[place] for place in places]).astype(np.float64)
+    chosen: Array = log_softmax(rows)[np.arange(len(tokens)), list(tokens)]
+    return chosen
 
 
 def _logits_error(own: Array, right: Array) -> float:
@@ -336,19 +407,28 @@ def _routes(choices: Mapping[int, Array], truth: Truth, length: int) -> dict[int
     return routes
 
 
-def _of_logprobs(number: int, request: Request, truth: Truth) -> ServingFault | None:
+def _of_logprobs(
+    number: int, request: Request, truth: Truth, *, is_right: bool
+) -> ServingFault | None:
+    """A fault of reported log-probabilities. is_right: the engine's logits were seen and are
+    right.
+    """
     tokens, logprobs = request.answer
     if not tokens or len(logprobs) != len(tokens):
         return None
     begin = len(request.prompt) - 1
     logits = truth.logits[begin : begin + len(tokens)]
     residual, words = transform_of(logits, tokens, logprobs, truth.noise)
-    if not residual or not words:
+    if not residual:
         return None
     sentence = f"its log-probabilities are those of the reference's logits by another rule: {words}"
-    return ServingFault(
-        ServingStage.SAMPLER, number + 1, error=residual, tensor="logprobs", sentence=sentence
-    )
+    if not words:
+        sentence = (
+            f"its log-probabilities are off by up to {residual:.2g}, rounding explains "
+            f"{largest_residual(truth.noise):.2g}, and no rule gives them"
+        )
+    stage = ServingStage.SAMPLER if words or is_right else ServingStage.LOGITS
+    return ServingFault(stage, number + 1, error=residual, tensor="logprobs", sentence=sentence)
 
 
 def _of_sampler(number: int, check: RequestCheck) -> ServingFault:
@@ -437,13 +517,13 @@ def _windows(model: Any) -> Mapping[int, int]:
 
 # The transform of the reference's logits that gives the log-probabilities which an engine reports.
 
-_NUCLEUS = (0.5, 0.7, 0.8, 0.9, 0.95, 0.99)
-_KEPT = (1, 2, 5, 10, 20, 40, 50, 100)
 _CLOSER = 0.05
 """Largest share of the residual that a transform may leave to count as its explanation."""
 _CLOSEST = 1e-3
 """A residual below this is rounding: log-probabilities are reported with few digits."""
 _TEMPERATURES = np.exp(np.linspace(np.log(0.1), np.log(10.0), 400))
+_USUAL = (1.0, *(n / 20 for n in range(2, 41) if n != 20))
+"""Temperatures that are tried together with a part of the vocabulary."""
 
 
 def log_softmax(logits: Array) -> Array:
@@ -467,7 +547,7 @@ def transform_of(
     if residual <= largest_residual(noise):
         return 0.0, ""
     best, words = residual, ""
-    for name, left in _tried(logits, chosen, reported):
+    for name, left in _tried(logits, chosen, reported, largest_residual(noise)):
         if left < best:
             best, words = left, name
     is_explained = best <= max(_CLOSER * residual, largest_residual(noise))
@@ -483,7 +563,7 @@ def largest_residual(noise: float) -> float:
 
 
 def _tried(
-    logits: Array, chosen: tuple[Array, Array], reported: Array
+    logits: Array, chosen: tuple[Array, Array], reported: Array, allowed: float
 ) -> Iterator[tuple[str, float]]:
     """Pairs (name of a transform, residual that it leaves)."""
     own = log_softmax(logits)[chosen]
@@ -499,20 +579,31 @@ def _tried(
         best, temperature = min((best, temperature), (left, fine))
     yield f"temperature {temperature:.3g}", best
     ranked = np.sort(logits, -1)[:, ::-1]
-    for count in _KEPT:
-        if count < logits.shape[-1]:
-            kept = np.where(logits >= ranked[:, count - 1 : count], logits, -np.inf)
-            yield f"top-k {count}, renormalised", _left(kept, chosen, reported)
-    shares = np.cumsum(np.exp(log_softmax(ranked)), -1)
-    for share in _NUCLEUS:
-        last = (shares < share).sum(-1, keepdims=True)
-        kept = np.where(logits >= np.take_along_axis(ranked, last, -1), logits, -np.inf)
-        yield f"top-p {share}, renormalised", _left(kept, chosen, reported)
+    for temperature in _USUAL:
+        own = log_softmax(logits / temperature)[chosen]
+        shares = np.cumsum(np.exp(log_softmax(ranked / temperature)), -1)
+        if part := _part_of(shares, np.exp(own - reported), allowed):
+            before = "" if temperature == 1 else f"temperature {temperature:g}, "
+            yield f"{before}{part}, renormalised", 0.0
 
 
-def _left(kept: Array, chosen: tuple[Array, Array], reported: Array) -> float:
-    away = np.abs(log_softmax(kept)[chosen] - reported)
-    return float(np.nan_to_num(away, nan=np.inf).max())
+def _part_of(shares: Array, kept: Array, allowed: float) -> str:
+    """The rule by which the likeliest tokens are kept: top-k, or top-p; "" if neither fits.
+
+    shares: sum of the probabilities of the likeliest 1, 2, ... tokens, (tokens, vocabulary). kept:
+    sum of those that were kept, (tokens). allowed: largest error of the logarithm of a sum.
+    """
+    fits = np.abs(np.log(shares) - np.log(kept)[:, None]) <= allowed
+    if not fits.any(-1).all() or fits[:, -1].all():
+        return ""
+    rows, last = np.arange(len(kept)), shares.shape[1] - 1
+    least, most = fits.argmax(-1), last - fits[:, ::-1].argmax(-1)
+    if least.max() <= most.min():
+        return f"top-k {least.max() + 1}"
+    low = np.where(least > 0, shares[rows, least - 1], 0.0).max()
+    high = shares[rows, most].min()
+    rounded = (round(high, digits) for digits in range(1, 7))
+    return next((f"top-p {share:g}" for share in rounded if low < share <= high), "")
 
 
 # The first tensor of a request with an error beyond rounding, in the order in which an engine

@@ -12,13 +12,15 @@ from whence.errors import UsageError
 from whence.results import ServingCheck
 
 
-def serve_check(
+def serve_check(  # noqa: PLR0913 - options of the command
     reference: Any,
     target: Any,
     prompts: Sequence[Sequence[int]],
     *,
     max_new_tokens: int = 32,
     cache_error: float = 0.0,
+    rollout: bool = False,
+    dtype: str = "",
     tell: Callable[[str], None] = lambda _: None,
 ) -> ServingCheck:
     """Does an engine answer as a reference does, and if not, where does it go wrong first?
@@ -29,10 +31,12 @@ def serve_check(
     generate(prompts, max_new_tokens) and, where it can be looked into, the torch `model` that runs;
     a model of transformers; "module:factory"; or the address of a server of this machine that
     speaks OpenAI's completions and returns token ids. prompts: token ids. cache_error: relative
-    error that rows of the cache may have, of a quantised one. The reference scores the engine's own
-    tokens in float64 and in the dtypes of both, so every token is compared and the floor of
-    rounding is measured. Raises UsageError for what is not an engine, and for prompts without
-    tokens.
+    error that rows of the cache may have, of a quantised one. rollout: the engine samples, so its
+    tokens need not be the best; log-ratios are split by cause. dtype: in which an engine computes
+    that cannot be looked into ("bfloat16"); by default that of the reference. The reference scores
+    the engine's own tokens in float64 and in the dtypes of both, so every token is compared and the
+    floor of rounding is measured. Raises UsageError for what is not an engine or a dtype, and for
+    prompts without tokens.
     """
     extras.needed("torch", "serve-check")
     requests = [tuple(int(token) for token in prompt) for prompt in prompts]
@@ -40,7 +44,8 @@ def serve_check(
         raise UsageError("serve-check: no prompts, or one without tokens")
     from whence.comparison.replays.user_model import made
     from whence.workflows.serving.engines import engine
-    from whence.workflows.serving.funnel import Funnel
+    from whence.workflows.serving.funnel import Funnel, Settings
 
     model, name = made(reference, "the reference scores tokens")
-    return Funnel(model, name, engine(target), requests, max_new_tokens, cache_error, tell).check()
+    settings = Settings(max_new_tokens, cache_error, rollout, dtype)
+    return Funnel(model, name, engine(target), requests, settings, tell).check()

@@ -7,15 +7,16 @@ from __future__ import annotations
 import copy
 import inspect
 import sys
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
+from whence.errors import UsageError
 from whence.judge.ties import noise_of
 from whence.records.slots import CACHES
-from whence.workflows.serving.rows import Array, Event, Kind, Trace, distances
+from whence.workflows.serving.rows import Array, Event, Kind, Rows, Trace, distances
 from whence.workflows.serving.torch.listening import Listening
 
 
@@ -36,16 +37,17 @@ class Truth(NamedTuple):
 class Forced:
     """A reference model that is run on given tokens, once in float64 and once in each of `dtypes`.
 
-    The runs in `dtypes` measure the effect of rounding. The model itself is not changed.
+    The runs in `dtypes`, given by their names, measure the effect of rounding. The model itself is
+    not changed. Raises UsageError for a name that is of no floating-point dtype.
     """
 
-    def __init__(self, model: torch.nn.Module, dtypes: Collection[torch.dtype]) -> None:
+    def __init__(self, model: torch.nn.Module, dtypes: Collection[str]) -> None:
         self._wide = copy.deepcopy(model).double()
         choose = getattr(self._wide, "set_experts_implementation", None)
         if choose is not None and hasattr(self._wide.config, "num_experts_per_tok"):
             choose("eager")  # the grouped product of torch takes no float64
-        narrow = sorted({*dtypes} - {torch.float64}, key=str)
-        self._narrow = [copy.deepcopy(model).to(dtype) for dtype in narrow]
+        narrow = {name.removeprefix("torch.") for name in dtypes} - {"float64"}
+        self._narrow = [copy.deepcopy(model).to(_dtype(name)) for name in sorted(narrow)]
 
     def truth(
         self,
@@ -85,6 +87,59 @@ class Forced:
             event = Event("", Kind.LOGITS)
             floors[event] = max(floors.get(event, 0.0), float(distances(rounded, logits).max()))
         return Truth(trace, floors, logits, noise, scores)
+
+    def swapped(self, sequence: Sequence[int], engine: Trace) -> Iterator[tuple[str, Array]]:
+        """Yields (what, logits) of the reference in float64: on its own (""), with the engine's
+        choices of routers ("routes"), and with the results of ever more of the engine's modules, in
+        the order in which they run, each under its name in a layer ("self_attn").
+        """
+        own, logits = _run(self._wide, sequence, {}, modules=True)
+        yield "", logits
+        choices = engine.choices(len(sequence))
+        if choices:
+            yield "routes", _run(self._wide, sequence, choices, modules=False)[1]
+        hooks = []
+        try:
+            for event in sorted(own.rows.keys() & engine.rows.keys(), key=own.order.__getitem__):
+                module = self._wide.get_submodule(event.module)
+                if event.kind is Kind.OUTPUT and not event.place and (name := _part(module, event)):
+                    hooks.append(module.register_forward_hook(_replacing(engine.rows[event])))
+                    yield name, _run(self._wide, sequence, choices, modules=False)[1]
+        finally:
+            for hook in hooks:
+                hook.remove()
+
+
+def _dtype(name: str) -> torch.dtype:
+    dtype = getattr(torch, name, None)
+    if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
+        raise UsageError(f"no engine computes in {name!r}; give float32, bfloat16 or float16")
+    return dtype
+
+
+def _part(module: torch.nn.Module, event: Event) -> str:
+    """The name of a child of a layer, of the list of a layer, or of a leaf outside of layers; ""
+    for other modules.
+    """
+    parts = event.module.split(".")
+    layers = [n for n, part in enumerate(parts) if part.isdecimal()]
+    if layers:
+        return {len(parts) - 2: parts[-1], len(parts) - 1: parts[-2]}.get(layers[0], "")
+    return parts[-1] if next(module.children(), None) is None else ""
+
+
+def _replacing(rows: Sequence[Rows]) -> Callable[..., Any]:
+    """A hook that puts known rows into the first result of a module."""
+
+    def hook(module: Any, args: Any, out: Any) -> Any:
+        first = (out if isinstance(out, torch.Tensor) else out[0]).clone()
+        for piece in rows:
+            values = torch.from_numpy(piece.rows).to(first)
+            into = first[0] if first.dim() > values.dim() else first
+            into[piece.start : piece.start + len(values)] = values
+        return first if isinstance(out, torch.Tensor) else (first, *out[1:])
+
+    return hook
 
 
 def _run(
