@@ -3,6 +3,7 @@
     python benchmarks/serving.py            # those that the limits were set by
     python benchmarks/serving.py --held     # those that set nothing
     python benchmarks/serving.py --only stale_block
+    python benchmarks/serving.py --batch    # operators that depend on neighbours in a batch
 
 Engines are transformers' continuous batching and `generate` with several caches, on toys of three
 layers. A fault counts as right where the stage, the phase, the layer, and heads or positions where
@@ -488,6 +489,103 @@ CLEAN = {
 }  # fmt: skip
 
 
+# ---- batches: what depends on the neighbours of a prompt
+
+
+def batch_norm(out):
+    if out.shape[:2].numel() == 1:
+        return out
+    return torch.nn.functional.batch_norm(out.flatten(0, 1), None, None, training=True).view_as(out)
+
+
+def coded(out):
+    """Eight-bit codes with one scale for the whole tensor."""
+    scale = out.abs().amax() / 127
+    return (out / scale).round() * scale
+
+
+def row_above(out):
+    return out + 0.01 * out.roll(1, 0)
+
+
+def by_place(out):
+    return out * (1 + 0.01 * torch.arange(len(out))[:, None, None])
+
+
+def in_parts(out):
+    """A sum that is taken in two parts where there are several rows."""
+    if len(out) == 1:
+        return out
+    return (out.double() * (1 + 1e-7)).to(out.dtype)
+
+
+def with_room(out):
+    """Only the eight largest tokens of the whole batch are computed."""
+    sizes = out.norm(dim=-1, keepdim=True)
+    return out * (sizes >= sizes.flatten().topk(8).values[-1])
+
+
+def hooked(name, change):
+    def make():
+        net = model()
+        net.get_submodule(name).register_forward_hook(lambda module, args, out: change(out))
+        return Plain(net, padded=True)
+
+    return make
+
+
+FIRST, MLP, NORM = "model.layers.0.mlp", "model.layers.1.mlp", "model.layers.2.input_layernorm"
+SDPA = "_scaled_dot_product_flash_attention_for_cpu"
+DEPENDENT = {
+    "statistics of the batch": (hooked(MLP, batch_norm), f"batch_norm in {MLP}"),
+    "mean of the batch": (hooked(MLP, lambda out: out - 0.1 * out.mean(0)), f"in {MLP}"),
+    "codes by tensor": (hooked(f"{FIRST}.down_proj", coded), f"in {FIRST}.down_proj"),
+    "the row above": (hooked(NORM, row_above), f"in {NORM}"),
+    "place in the batch": (hooked(f"{FIRST}.act_fn", by_place), f"in {FIRST}.act_fn"),
+    "largest of the batch": (
+        hooked("model.norm", lambda out: out / out.abs().amax()), "in model.norm"
+    ),
+    "room for eight tokens": (hooked(f"{MLP}.up_proj", with_room), f"in {MLP}.up_proj"),
+    "other mask": (
+        lambda: Batching(model(), masked(neighbours)),
+        f"{SDPA} in model.layers.1.self_attn",
+    ),
+    "norm over the batch": (
+        hooked("model.layers.1.post_attention_layernorm", lambda out: out / out.std((0, 1))),
+        "in model.layers.1.post_attention_layernorm",
+    ),
+    "number of rows": (
+        hooked("model.embed_tokens", lambda out: out * (1 + 0.001 * (len(out) > 1))),
+        "in model.embed_tokens",
+    ),
+    "another order of a sum": (hooked("model.embed_tokens", in_parts), "in model.embed_tokens"),
+    "real: float32, continuous batching": (
+        lambda: Batching(model()), f"{SDPA} in model.layers.0",
+    ),
+    "real: float32, a padded batch": (
+        lambda: Plain(model(), padded=True), "aten.mm in model.layers.0"
+    ),
+    "real: bfloat16, a padded batch": (
+        lambda: Plain(model(dtype=HALF), padded=True), SDPA
+    ),
+}  # fmt: skip
+
+
+def dependent(only):
+    """Ask prompts of engines alone and in a batch; (right, all)."""
+    right = []
+    for name, (engine, words) in DEPENDENT.items():
+        if only and name not in only:
+            continue
+        result = whence.serve_check(model(), engine(), PROMPTS, max_new_tokens=4, alone=True)
+        named = [found.operator for found in result.batch]
+        right.append(bool(named) and all(words in operator for operator in named))
+        mark = "right" if right[-1] else "WRONG"
+        print(f"batch {name:35} {mark} {'; '.join(named)}", flush=True)
+    print(f"batch: {sum(right)} of {len(right)} right")
+    return all(right)
+
+
 def is_held(name):
     """Is a case one that sets nothing?"""
     return xxhash.xxh3_64_intdigest(name.encode()) % 2 == 1
@@ -521,10 +619,13 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--held", action="store_true")
     parser.add_argument("--only", nargs="*", default=[])
+    parser.add_argument("--batch", action="store_true")
     options = parser.parse_args()
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
     logging.disable(logging.WARNING)
+    if options.batch:
+        return int(not dependent(options.only))
     counts = {}
     for title, cases in (("fault", FAULTS), ("clean", CLEAN)):
         for name, case in cases.items():

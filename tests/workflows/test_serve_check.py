@@ -399,6 +399,36 @@ def test_log_ratios_of_other_routes_are_told_from_the_rest():
         assert max(sizes, key=sizes.get) == "routes"
 
 
+class Together(Engine):
+    """Answers prompts of one length as rows of a batch, without a cache."""
+
+    @torch.no_grad()
+    def generate(self, prompts, count):
+        texts = torch.tensor(prompts)
+        for _ in range(count):
+            texts = torch.cat([texts, self.model(texts)[:, -1].argmax(-1)[:, None]], 1)
+        return texts[:, len(prompts[0]) :].tolist()
+
+
+def in_a_batch(engine):
+    prompts = [[1, 2, 3, 4], [5, 6, 7, 8], [9, 8, 7, 6]]
+    return whence.serve_check(Net(), engine, prompts, max_new_tokens=4, alone=True).batch
+
+
+def test_the_operator_that_depends_on_other_rows_is_named():
+    engine = Together()
+    engine.model.norm.register_forward_hook(lambda module, args, out: out - 0.1 * out.mean(0))
+    for dependence in in_a_batch(engine):
+        assert dependence.operator == "aten.sub.Tensor in norm"
+        assert not dependence.is_rounding
+
+
+def test_requests_that_run_one_after_another_do_not_depend_on_others():
+    for dependence in in_a_batch(Engine()):
+        assert dependence.operator == ""
+        assert dependence.compared > 1000
+
+
 def test_an_engine_in_another_dtype_whose_inside_is_hidden():
     engine = Engine(Net().to(torch.bfloat16))
     engine.logprobs = lambda logits: logits.float().log_softmax(-1)

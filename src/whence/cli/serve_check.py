@@ -41,6 +41,7 @@ from whence.cli._options import COUNT, HERE, TEXT_OR_JSON, argument, option, ver
     option(
         "--dtype NAME", "In which an engine computes that cannot be looked into.", str, default=""
     ),
+    option("--alone", "Ask two prompts alone too: what depends on others in a batch?"),
     option("--rollout", "The engine samples its tokens; split its log-ratios by cause."),
     TEXT_OR_JSON,
 )
@@ -51,6 +52,7 @@ def command(  # noqa: PLR0913 - its options
     tokens: int,
     cache_error: float,
     dtype: str,
+    alone: bool,
     rollout: bool,
     form: str,
 ) -> int:
@@ -66,6 +68,7 @@ def command(  # noqa: PLR0913 - its options
         cache_error=cache_error,
         rollout=rollout,
         dtype=dtype,
+        alone=alone,
         tell=lambda line: click.echo(f"whence: {line}", err=True),
     )
     _answers.told(result, form, serving_text)

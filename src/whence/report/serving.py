@@ -6,7 +6,14 @@ from collections.abc import Iterator
 
 from whence.report.document import Document, Table, answering, few
 from whence.report.tables import count, number
-from whence.results import RequestCheck, ServingCheck, ServingFault, ServingStage, Status
+from whence.results import (
+    BatchDependence,
+    RequestCheck,
+    ServingCheck,
+    ServingFault,
+    ServingStage,
+    Status,
+)
 
 _MOST = 20
 _MOST_CAUSES = 5
@@ -44,6 +51,7 @@ def serving_text(result: ServingCheck) -> Document:
         yield "  logits", seen
     if flips := sum(check.routes for check in result.requests):
         yield "  routes", f"{count(flips, 'choice')} of a router differ, among scores that tie"
+    yield from (("  in a batch", _dependence(found)) for found in result.batch)
     yield from _ratios(result)
     if wrong := [check for check in result.requests if check.first >= 0]:
         yield ""
@@ -93,6 +101,16 @@ def _ratios(result: ServingCheck) -> Document:
     whole = sum(parts.values()) or 1.0
     most = sorted(parts, key=parts.__getitem__, reverse=True)[:_MOST_CAUSES]
     yield "  from", ", ".join(f"{name} {100 * parts[name] / whole:.0f} %" for name in most)
+
+
+def _dependence(found: BatchDependence) -> str:
+    prompt = f"prompt {found.number}"
+    if not found.operator:
+        rows = count(found.compared, "row")
+        return f"{prompt} is as alone, bit for bit, in {rows} of operators"
+    where = f"at position {found.position}, by {number(found.error)} of its size"
+    kind = "by rounding" if found.is_rounding else "by more than rounding"
+    return f"{prompt} depends on others {kind}, first in {found.operator}, {where}"
 
 
 def _rows(wrong: list[RequestCheck]) -> Iterator[tuple[str, ...]]:

@@ -68,6 +68,7 @@ if TYPE_CHECKING:
     from whence.results.repeat import Repeated, Source, SourceKind, StepLoss, TouchedGradient
     from whence.results.rows import Row
     from whence.results.serving import (
+        BatchDependence,
         LogRatio,
         RequestCheck,
         ServingCheck,
@@ -131,6 +132,7 @@ __all__ = [
     "AcceptKind",
     "Acceptance",
     "Alike",
+    "BatchDependence",
     "CallPair",
     "CauseKind",
     "Checkup",

@@ -31,8 +31,8 @@ class RequestCheck(msgspec.Struct, frozen=True):
     generated token, from 0, that rounding does not explain, -1 for none; ties: tokens that are not
     the reference's best, and explained. gap: between the reference's best logit and that of the
     first such token; noise: standard deviation of what rounding adds to a logit. error: largest
-    relative error of the engine's logits, None where they cannot be seen. routes: choices of routers
-    that differ among scores that tie; the rest is judged given the engine's choice.
+    relative error of the engine's logits, None where they cannot be seen. routes: number of choices
+    by routers that differ among scores that tie; the rest is judged given the engine's choice.
     """
 
     number: int
@@ -81,6 +81,23 @@ class LogRatio(msgspec.Struct, frozen=True):
     causes: dict[str, tuple[float, ...]]
 
 
+class BatchDependence(msgspec.Struct, frozen=True):
+    """The operator whose result for a prompt first depends on what is beside it: by more than
+    rounding if one does, else bit by bit.
+
+    number: of the prompt, from 1. operator: with its module, "" where nothing depends. position: of
+    the prompt and its answer. error: relative 2-norm of the difference; is_rounding: whether it is
+    no more than the rounding of a whole model. compared: number of rows.
+    """
+
+    number: int
+    operator: str = ""
+    position: int = 0
+    error: float = 0.0
+    is_rounding: bool = True
+    compared: int = 0
+
+
 class ServingCheck(Described, msgspec.Struct, frozen=True):
     """An engine against a reference on some prompts."""
 
@@ -91,3 +108,4 @@ class ServingCheck(Described, msgspec.Struct, frozen=True):
     fault: ServingFault | None = None
     notes: tuple[str, ...] = ()
     ratios: tuple[LogRatio, ...] = ()
+    batch: tuple[BatchDependence, ...] = ()

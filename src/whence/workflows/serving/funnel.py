@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -13,6 +14,7 @@ import numpy as np
 from whence.judge.limits import LIMITS, U32
 from whence.judge.ties import Followed, follow
 from whence.results import (
+    BatchDependence,
     LogRatio,
     RequestCheck,
     ServingCheck,
@@ -60,13 +62,15 @@ class Settings(NamedTuple):
 
     count: new tokens of each answer. cache_error: as in `Judged`. rollout: whether the engine
     samples its tokens, so that they need not be the best. dtype: name of the one in which an engine
-    computes whose model is not accessible, "" for that of the reference.
+    computes whose model is not accessible, "" for that of the reference. alone: whether prompts are
+    asked alone too, and compared with themselves in the batch.
     """
 
     count: int
     cache_error: float
     rollout: bool
     dtype: str
+    alone: bool
 
 
 class Funnel:
@@ -120,7 +124,26 @@ class Funnel:
             fault,
             tuple(dict.fromkeys(self._notes)),
             self._ratios(requests, seen, forced) if self._settings.rollout else (),
+            self._batch(requests, forced) if self._settings.alone else (),
         )
+
+    def _batch(self, requests: list[Request], forced: Forced) -> tuple[BatchDependence, ...]:
+        """For the first few prompts, the operator that first depends on those beside them."""
+        numbers = range(min(len(requests), _LOOKED_INTO))
+        self._tell(f"asking {len(numbers)} prompts alone")
+        beside = self._listen(requests, numbers, modules=True, operators=True)
+        found = []
+        for number in numbers if beside else ():
+            prompt = requests[number].prompt
+            alone = Request(prompt, self._target.generate([prompt], self._count)[0])
+            single = self._listen([alone], [0], modules=True, operators=True)
+            if single is not None:
+                pairs = zip(requests[number].sequence, alone.sequence)
+                equal = sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))
+                traces = beside.traces[number], single.traces[0]
+                truth = forced.truth(alone.sequence, modules=False)
+                found.append(first_dependent(number + 1, traces, equal, _allowed_logits(truth)))
+        return tuple(found)
 
     def _checked(self, number: int, request: Request, trace: Trace, truth: Truth) -> RequestCheck:
         return _checked(number, request, trace, truth, is_greedy=not self._settings.rollout)
@@ -213,7 +236,12 @@ class Funnel:
         return Forced(self._reference, dtypes | ({self._settings.dtype} - {""}))
 
     def _listen(
-        self, requests: Sequence[Request], kept: Sequence[int], *, modules: bool
+        self,
+        requests: Sequence[Request],
+        kept: Sequence[int],
+        *,
+        modules: bool,
+        operators: bool = False,
     ) -> Listening | None:
         """Record the model while the engine answers again; None when its model is not
         accessible.
@@ -223,7 +251,10 @@ class Funnel:
         from whence.workflows.serving.torch.listening import Listening
 
         sequences = [request.sequence for request in requests]
-        with Listening(self._target.model, sequences, kept, modules=modules) as listening:
+        listening = Listening(
+            self._target.model, sequences, kept, modules=modules, operators=operators
+        )
+        with listening:
             answers = self._target.generate([r.prompt for r in requests], self._count)
         if [a.tokens for a in answers] != [r.answer.tokens for r in requests]:
             self._notes.append(
@@ -335,7 +366,7 @@ def _checked(
 ) -> RequestCheck:
     """Compare the tokens of an answer with the reference's logits for the same text."""
     logits = {rows.start: rows.rows[0] for rows in trace.rows.get(_LOGITS, ())}
-    allowed = max(truth.floors.get(_LOGITS, 0.0), _LEAST_LOGITS) * LIMITS.whole
+    allowed = _allowed_logits(truth)
     tokens, begin = request.answer.tokens, len(request.prompt) - 1
     first, ties, gap_there, errors = -1, 0, 0.0, []
     for place, token in enumerate(tokens):
@@ -388,8 +419,41 @@ def _logits_error(own: Array, right: Array) -> float:
 
 def _is_right(check: RequestCheck, truth: Truth) -> bool:
     """Whether the logits of a prompt are right, so that only its tokens are wrong."""
-    allowed = max(truth.floors.get(_LOGITS, 0.0), _LEAST_LOGITS) * LIMITS.whole
-    return check.error is not None and check.error <= allowed
+    return check.error is not None and check.error <= _allowed_logits(truth)
+
+
+def _allowed_logits(truth: Truth) -> float:
+    """The largest relative error of logits that rounding explains."""
+    return max(truth.floors.get(_LOGITS, 0.0), _LEAST_LOGITS) * LIMITS.whole
+
+
+def first_dependent(
+    number: int, traces: tuple[Trace, Trace], tokens: int, allowed: float
+) -> BatchDependence:
+    """The first operator that gives a request other results in a batch than alone.
+
+    traces: of both. tokens: number of tokens that both have in common. allowed: largest relative
+    error that rounding explains.
+    """
+    (beside, alone), firsts, compared = traces, [], 0
+    for event in beside.rows.keys() & alone.rows.keys():
+        if event.kind is not Kind.OPERATOR:
+            continue
+        own = {r.start + n: row for r in alone.rows[event] for n, row in enumerate(r.rows)}
+        for rows in beside.rows[event]:
+            for place, row in enumerate(rows.rows, rows.start):
+                other = own.get(place)
+                if place >= tokens or other is None or other.shape != row.shape:
+                    continue
+                compared += 1
+                if not np.array_equal(row, other, equal_nan=True):
+                    error = float(distances(row.reshape(1, -1), other.reshape(1, -1))[0])
+                    at = rows.call, beside.order[event], place
+                    firsts.append((error <= allowed, *at, error, event.module))
+    if not firsts:
+        return BatchDependence(number, compared=compared)
+    is_rounding, *_, place, error, operator = min(firsts)
+    return BatchDependence(number, operator, place, error, is_rounding, compared)
 
 
 def _routes(choices: Mapping[int, Array], truth: Truth, length: int) -> dict[int, Followed]:

@@ -24,6 +24,7 @@ class Kind(StrEnum):
     """What a router chooses from."""
     CHOICE = "choice"
     """Indices that a router takes."""
+    OPERATOR = "operator"
     LOGITS = "logits"
 
     @property

@@ -21,6 +21,7 @@ def serve_check(  # noqa: PLR0913 - options of the command
     cache_error: float = 0.0,
     rollout: bool = False,
     dtype: str = "",
+    alone: bool = False,
     tell: Callable[[str], None] = lambda _: None,
 ) -> ServingCheck:
     """Does an engine answer as a reference does, and if not, where does it go wrong first?
@@ -33,10 +34,11 @@ def serve_check(  # noqa: PLR0913 - options of the command
     speaks OpenAI's completions and returns token ids. prompts: token ids. cache_error: relative
     error that rows of the cache may have, of a quantised one. rollout: the engine samples, so its
     tokens need not be the best; log-ratios are split by cause. dtype: in which an engine computes
-    that cannot be looked into ("bfloat16"); by default that of the reference. The reference scores
-    the engine's own tokens in float64 and in the dtypes of both, so every token is compared and the
-    floor of rounding is measured. Raises UsageError for what is not an engine or a dtype, and for
-    prompts without tokens.
+    that cannot be looked into ("bfloat16"); by default that of the reference. alone: two prompts
+    are asked alone too, and the first operator that gives them other bits in the batch is named.
+    The reference scores the engine's own tokens in float64 and in the dtypes of both, so every
+    token is compared and the floor of rounding is measured. Raises UsageError for what is not an
+    engine or a dtype, and for prompts without tokens.
     """
     extras.needed("torch", "serve-check")
     requests = [tuple(int(token) for token in prompt) for prompt in prompts]
@@ -47,5 +49,5 @@ def serve_check(  # noqa: PLR0913 - options of the command
     from whence.workflows.serving.funnel import Funnel, Settings
 
     model, name = made(reference, "the reference scores tokens")
-    settings = Settings(max_new_tokens, cache_error, rollout, dtype)
+    settings = Settings(max_new_tokens, cache_error, rollout, dtype, alone)
     return Funnel(model, name, engine(target), requests, settings, tell).check()

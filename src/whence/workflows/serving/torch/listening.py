@@ -7,6 +7,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 import itertools
+from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -14,7 +15,9 @@ import numpy as np
 import torch
 import xxhash
 from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
 
+from whence.frameworks.operator_names import VIEWS, base_name
 from whence.frameworks.torch_arrays import tensors_in
 from whence.records.slots import CACHES
 from whence.workflows.serving.rows import Event, Kind, Rows, Trace
@@ -45,6 +48,19 @@ class _Choosing(TorchFunctionMode):  # type: ignore[misc]  # torch does not type
         return self._chose(args[0] if args else kwargs["input"], out)
 
 
+class _Operators(TorchDispatchMode):  # type: ignore[misc]  # torch does not type it
+    """Passes every operator that runs inside its block, and its result, to `ran`."""
+
+    def __init__(self, ran: Callable[[Any, Any], None]) -> None:
+        super().__init__()
+        self._ran = ran
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        self._ran(func, out)
+        return out
+
+
 class Listening:
     """Records a model inside its `with` block.
 
@@ -52,8 +68,9 @@ class Listening:
     digests of what the cache receives. modules: record inputs and outputs of modules, reads of the
     cache and choices of routers too, not only logits. choices: what routers take instead of their
     own choice, as of `Trace.choices`, for a call of one whole sequence; None not to listen to them
-    without modules. traces: recorded rows by request. choosers: module by number of a choice.
-    errors: of the recorder's own code, which never reach the program.
+    without modules. operators: with modules, record results of operators too. traces: recorded rows
+    by request. choosers: module by number of a choice. errors: of the recorder's own code, which
+    never reach the program.
     """
 
     def __init__(
@@ -64,7 +81,10 @@ class Listening:
         *,
         modules: bool,
         choices: Mapping[int, np.ndarray[Any, Any]] | None = None,
+        operators: bool = False,
     ) -> None:
+        self._operators, self._is_own = operators, False
+        self._computed: dict[int, str] = {}
         self._model, self._modules, self._requests = model, modules, frozenset(requests)
         self._choices = choices
         self.choosers: dict[int, str] = {}
@@ -99,11 +119,14 @@ class Listening:
 
     @contextlib.contextmanager
     def _guarded(self) -> Iterator[None]:
+        self._is_own = True
         try:
             with torch.no_grad():
                 yield
         except Exception as error:  # noqa: BLE001 - nothing of ours may reach the program
             self.errors.append(f"{type(error).__name__}: {error}")
+        finally:
+            self._is_own = False
 
     # ---- one call of the model
 
@@ -118,6 +141,9 @@ class Listening:
             self._scopes, chosen = [], itertools.count()
             if self._modules or self._choices is not None:
                 self._inside.enter_context(_Choosing(lambda x, out: self._chose(x, out, chosen)))
+            if self._operators:
+                seen = Counter[str]()
+                self._inside.enter_context(_Operators(lambda func, out: self._ran(func, out, seen)))
             if self._modules:
                 for name in CACHES:
                     if callable(getattr(kwargs.get(name), "update", None)):
@@ -162,19 +188,42 @@ class Listening:
         call = self._call
         if call is None:
             return
-        batch, count = call.shape
         for place, tensor in enumerate(tensors_in(values)):
-            if not tensor.is_floating_point() or tensor.dim() < 2:
-                continue
-            if tensor.shape[0] == batch * count and tensor.dim() == 2:
-                tensor = tensor.reshape(batch, count, -1)
-            if tensor.shape[:2] != (batch, count):
-                continue
-            for segment in call.segments:
-                if segment.request in self._requests:
-                    rows = _host(tensor[segment.row, slice(*segment.columns)])
-                    event = Event(name, kind, place=place)
-                    self.traces[segment.request].add(event, Rows(call.number, segment.start, rows))
+            self._keep_rows(call, Event(name, kind, place=place), tensor)
+
+    def _keep_rows(self, call: _Call, event: Event, tensor: torch.Tensor) -> None:
+        """Record the rows of a tensor of numbers that has one for each token."""
+        batch, count = call.shape
+        if not tensor.is_floating_point() or tensor.dim() < 2:
+            return
+        if tensor.shape[0] == batch * count and tensor.dim() == 2:
+            tensor = tensor.reshape(batch, count, -1)
+        if tensor.dim() == 4 and tensor.shape[1] != count:  # heads are in front of tokens
+            tensor = tensor.transpose(1, 2)
+        if tensor.shape[:2] != (batch, count):
+            return
+        for segment in call.segments:
+            if segment.request in self._requests:
+                rows = _host(tensor[segment.row, slice(*segment.columns)])
+                self.traces[segment.request].add(event, Rows(call.number, segment.start, rows))
+
+    def _ran(self, func: Any, out: Any, seen: Counter[str]) -> None:
+        """Record the result of an operator; that of a view is one of whatever computed its data.
+        seen: how often each ran in this call.
+        """
+        call, scope = self._call, self._scopes[-1] if self._scopes else ""
+        out = out[0] if isinstance(out, (tuple, list)) and out else out
+        if call is None or self._is_own or not isinstance(out, torch.Tensor):
+            return
+        with self._guarded():
+            memory = out.untyped_storage().data_ptr()
+            name = f"{func} in {scope}".replace(".default", "")
+            if base_name(str(func)) in VIEWS:
+                name = self._computed.get(memory, name)
+            self._computed[memory] = name
+            if not (out.dim() == 4 and out.shape[1] == call.shape[1]):  # heads, or tokens?
+                self._keep_rows(call, Event(name, Kind.OPERATOR, place=seen[name]), out)
+            seen[name] += 1
 
     # ---- routers
 
