@@ -509,7 +509,7 @@ def row_above(out):
 
 
 def by_place(out):
-    return out * (1 + 0.01 * torch.arange(len(out))[:, None, None])
+    return out * (1 + 0.01 * torch.arange(len(out)).flip(0)[:, None, None])
 
 
 def in_parts(out):
@@ -522,7 +522,7 @@ def in_parts(out):
 def with_room(out):
     """Only the eight largest tokens of the whole batch are computed."""
     sizes = out.norm(dim=-1, keepdim=True)
-    return out * (sizes >= sizes.flatten().topk(8).values[-1])
+    return out * (sizes >= sizes.flatten().topk(min(8, sizes.numel())).values[-1])
 
 
 def hooked(name, change):
@@ -558,7 +558,7 @@ DEPENDENT = {
         hooked("model.embed_tokens", lambda out: out * (1 + 0.001 * (len(out) > 1))),
         "in model.embed_tokens",
     ),
-    "another order of a sum": (hooked("model.embed_tokens", in_parts), "in model.embed_tokens"),
+    "another order of a sum": (hooked("model.embed_tokens", in_parts), "model.embed_tokens"),
     "real: float32, continuous batching": (
         lambda: Batching(model()), f"{SDPA} in model.layers.0",
     ),

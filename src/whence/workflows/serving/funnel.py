@@ -437,8 +437,8 @@ def first_dependent(
     """
     (beside, alone), firsts, compared = traces, [], 0
     for event in beside.rows.keys() & alone.rows.keys():
-        if event.kind is not Kind.OPERATOR:
-            continue
+        if event.kind not in (Kind.OPERATOR, Kind.OUTPUT):
+            continue  # a module may run other operators in a batch: its result is compared then
         own = {r.start + n: row for r in alone.rows[event] for n, row in enumerate(r.rows)}
         for rows in beside.rows[event]:
             for place, row in enumerate(rows.rows, rows.start):
