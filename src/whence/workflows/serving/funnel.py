@@ -60,13 +60,13 @@ class Request(NamedTuple):
 class Settings(NamedTuple):
     """What is asked of a check.
 
-    count: new tokens of each answer. cache_error: as in `Judged`. rollout: whether the engine
+    tokens: new ones of each answer. cache_error: as in `Judged`. rollout: whether the engine
     samples its tokens, so that they need not be the best. dtype: name of the one in which an engine
     computes whose model is not accessible, "" for that of the reference. alone: whether prompts are
     asked alone too, and compared with themselves in the batch.
     """
 
-    count: int
+    tokens: int
     cache_error: float
     rollout: bool
     dtype: str
@@ -91,7 +91,7 @@ class Funnel:
     ) -> None:
         self._reference, self._name, self._target = reference, name, target
         self._prompts, self._settings, self._tell = prompts, settings, tell
-        self._count = settings.count
+        self._count = settings.tokens
         self._notes: list[str] = []
 
     def check(self) -> ServingCheck:
@@ -132,8 +132,10 @@ class Funnel:
         numbers = range(min(len(requests), _LOOKED_INTO))
         self._tell(f"asking {len(numbers)} prompts alone")
         beside = self._listen(requests, numbers, modules=True, operators=True)
+        if beside is None:
+            return ()
         found = []
-        for number in numbers if beside else ():
+        for number in numbers:
             prompt = requests[number].prompt
             alone = Request(prompt, self._target.generate([prompt], self._count)[0])
             single = self._listen([alone], [0], modules=True, operators=True)
