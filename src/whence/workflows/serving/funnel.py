@@ -530,7 +530,7 @@ def _fault(number: int, wrong: Wrong, prompt: int, judged: Judged) -> ServingFau
         stage = ServingStage.LOGITS
     if event.kind.is_of_cache:
         written = event._replace(kind=event.kind.written)
-        how = "" if event.kind.is_read else " as the cache is how them"
+        how = "" if event.kind.is_read else " as the cache is given them"
         words = f"layer {layer}, {event.kind.value[0]}{how}, " + place_words(
             wrong, judged.truth[written].shape[1]
         )
