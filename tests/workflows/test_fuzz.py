@@ -1,6 +1,7 @@
 """Kernels against their references on shapes, layouts and values."""
 
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -87,6 +88,16 @@ def test_the_written_test_fails_on_the_fault_and_passes_when_it_is_mended(tmp_pa
     next(value for name, value in mended.items() if name.startswith("test_"))()
 
 
+def test_the_exact_result_alone_answers_where_it_can(monkeypatch):
+    import fuzzed_kernels
+
+    calls = []
+    monkeypatch.setattr(fuzzed_kernels, "doubled", lambda x: calls.append(x.dtype) or x * 2)
+    kernel, reference = "fuzzed_kernels:custom_doubled", "fuzzed_kernels:doubled"
+    assert whence.fuzz(kernel, reference, ("x: float32[n]",), cases=40).status == "same"
+    assert set(calls) == {torch.float64}
+
+
 def test_what_a_kernel_refuses_is_no_fault():
     result = tried("picky", "total", cases=60)
     assert result.status == "same" and result.refused > 20
@@ -163,6 +174,10 @@ void total_and_one_more(const float *x, float *y, long rows, long cols) {
     total(x, y, rows, cols);
     y[rows] = 0;
 }
+void total_or_none(const float *x, float *y, long rows, long cols) {
+    if (cols == 1) x = 0, y = 0, rows = 1;
+    total(x, y, rows, cols);
+}
 """
 
 
@@ -178,6 +193,8 @@ def test_functions_of_c(tmp_path):
     assert tail.kind in (FaultKind.WRONG, FaultKind.NOT_FINITE) and "cols=1" in tail.case
     (outside,) = whence.fuzz(f"{library}:total_and_one_more", reference, ROWS, **how).faults
     assert outside.kind == FaultKind.WRITES_OUTSIDE and "y" in outside.words
+    (crash,) = whence.fuzz(f"{library}:total_or_none", reference, ROWS, **how).faults
+    assert crash.kind == FaultKind.RAISES and "crashes" in crash.words and "cols=1" in crash.case
     with pytest.raises(UsageError, match="say what it writes"):
         whence.fuzz(f"{library}:total", reference, ROWS)
     with pytest.raises(UsageError, match="cannot be loaded"):
@@ -196,6 +213,77 @@ def test_an_onnx_file_against_the_definition_of_its_operators(tmp_path):
     result = whence.fuzz(str(tmp_path / "softmax.onnx"), cases=50)
     assert result.cases > 40
     assert {fault.kind for fault in result.faults} <= {FaultKind.NOT_FINITE}, result.faults
+
+
+@pytest.fixture
+def run(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    model = torch.nn.Sequential(torch.nn.Embedding(40, 16), torch.nn.LayerNorm(16))
+    with whence.capture(model.eval(), "run"), torch.no_grad():
+        model(torch.randint(0, 40, (3, 7)))
+    return "run"
+
+
+def test_a_recorded_call_against_its_program_in_float64(run):
+    result = whence.fuzz(f"{run}:1", cases=60)
+    assert result.status == "same" and result.cases > 40, result.faults
+    assert whence.fuzz(f"{run}:0", cases=30).cases > 20  # numbers of rows stay within the table
+    with pytest.raises(UsageError, match="has no call 'layer'"):
+        whence.fuzz(f"{run}:layer")
+    with pytest.raises(UsageError, match="name one of them"):
+        whence.fuzz(f"{run}:")
+
+
+def test_a_kernel_against_a_recorded_call(run, tmp_path):
+    (tmp_path / "mine.py").write_text(
+        "import torch\n\ndef norm(x, b, w):\n"
+        "    centred = x - x.mean(-1, keepdim=True)\n"
+        "    return centred * torch.rsqrt(centred.square().mean(-1, keepdim=True) + 1e-3) * w + b\n"
+    )
+    sys.path.insert(0, str(tmp_path))
+    try:
+        (fault, *_) = whence.fuzz("mine:norm", f"{run}:1", cases=60, tests="found").faults
+        assert fault.kind == FaultKind.WRONG and Path(fault.test).is_file()
+        done = subprocess.run(
+            [sys.executable, "-m", "pytest", "-q", fault.test], capture_output=True, text=True,
+            env={**os.environ, "PYTHONPATH": str(tmp_path)}, check=False,
+        )  # fmt: skip
+        assert done.returncode == 1 and "times what rounding makes" in done.stdout
+    finally:
+        sys.path.remove(str(tmp_path))
+
+
+TRITON = """
+import torch, triton
+import triton.language as tl
+
+@triton.jit
+def double(x, y, n, SIZE: tl.constexpr):
+    at = tl.program_id(0) * SIZE + tl.arange(0, SIZE)
+    tl.store(y + at, 2 * tl.load(x + at, mask=at < n), mask=at < n)
+
+def doubled(x):
+    x, y = x.contiguous(), torch.empty(x.shape)
+    double[(triton.cdiv(x.numel(), 64),)](x, y, x.numel(), SIZE=64)
+    return y
+
+def doubled_in_whole_tiles(x):
+    x, y = x.contiguous(), torch.zeros(x.shape)
+    double[(x.numel() // 64,)](x, y, x.numel(), SIZE=64)
+    return y
+"""
+
+
+def test_triton_in_its_interpreter(tmp_path, monkeypatch):
+    pytest.importorskip("triton")
+    (tmp_path / "in_triton.py").write_text(TRITON)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    how = {"inputs": ("x: float32[n]",), "cases": 60, "without": ("inf", "-inf", "nan")}
+    assert whence.fuzz("in_triton:doubled", "fuzzed_kernels:doubled", **how).status == "same"
+    (fault, *_) = whence.fuzz(
+        "in_triton:doubled_in_whole_tiles", "fuzzed_kernels:doubled", **how
+    ).faults
+    assert fault.kind == FaultKind.WRONG and fault.case.startswith("n=1")
 
 
 def test_the_command(tmp_path, monkeypatch, capsys):

@@ -118,8 +118,9 @@ def fuzz_command(
 ) -> int:
     """Try KERNEL on edges of tiles, odd layouts and awkward values against REFERENCE in float64.
 
-    Each is MODULE:FUNCTION (torch, numba, numpy), LIBRARY.so:FUNCTION or FILE.onnx. Exit code: 0
-    sound, 1 a fault, 2 no case could be judged, 3 an error.
+    Each is MODULE:FUNCTION (torch, numba, numpy, Triton), LIBRARY.so:FUNCTION, FILE.onnx, or
+    RUN:MODULE or RUN:OPERATOR for a recorded call. Exit code: 0 sound, 1 a fault, 2 no case could
+    be judged, 3 an error.
     """
     from whence import api
     from whence.report.fuzz import fuzzed_text

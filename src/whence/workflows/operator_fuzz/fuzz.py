@@ -22,9 +22,11 @@ from whence.dtypes import Array
 from whence.errors import UsageError
 from whence.results.fuzz import FaultKind, Fuzzed, KernelFault
 from whence.workflows.operator_fuzz import kernels, pytest_file
-from whence.workflows.operator_fuzz.forms import Form, dimensions, elements, form
-from whence.workflows.operator_fuzz.kernels import Kernel, WritesOutside
-from whence.workflows.rounding import Ways, named_arrays, run_ways
+from whence.workflows.operator_fuzz.c_functions import Crashed, WritesOutside
+from whence.workflows.operator_fuzz.forms import Extent, Form, dimensions, elements, form
+from whence.workflows.operator_fuzz.kernels import Kernel
+from whence.workflows.operator_fuzz.recorded import is_recorded, recorded_call
+from whence.workflows.rounding import Ways, named_arrays, run_exact, run_ways
 from whence.workflows.saved import storing
 
 if TYPE_CHECKING:
@@ -78,13 +80,13 @@ class Checker:
         again: call the kernel afterwards on other values of the same shapes, and on the first
         values again. Raises NotValid, Refused.
         """
-        wanted = self.wanted(inputs)
+        wanted = Wanted(self.reference, inputs)
         first, fault = self._call(inputs, layout, wanted)
         if fault is not None or not again:
             return fault
         others = {name: turned(array) for name, array in inputs.items()}
         try:
-            fault = self._call(others, layout, self.wanted(others))[1]
+            fault = self._call(others, layout, Wanted(self.reference, others))[1]
         except (NotValid, Refused):
             fault = None
         if fault is not None:
@@ -97,26 +99,8 @@ class Checker:
         )
         return None
 
-    def wanted(self, inputs: Arrays) -> dict[str, Band]:
-        """The band of allowed values for every output.
-
-        Raises NotValid, and UsageError for a reference that does not run in float64.
-        """
-        try:
-            ways = run_ways(self._referred, _given(inputs, self.reference.is_torch), threads=False)
-        except Exception as error:  # whatever a reference raises on sizes that it does not take
-            raise NotValid(f"{type(error).__name__}: {error}") from error
-        if set(ways.exact) != set(ways.own):
-            why = "; ".join(ways.notes) or "it gives other results there"
-            raise UsageError(f"{self.reference.words} does not run in float64: {why}")
-        return {name: _band(name, ways, inputs, self.reference.is_torch) for name in ways.own}
-
-    def _referred(self, **inputs: Any) -> Any:
-        with np.errstate(all="ignore"):
-            return self.reference.call(inputs)
-
     def _call(
-        self, inputs: Arrays, layout: str, wanted: Mapping[str, Band]
+        self, inputs: Arrays, layout: str, wanted: Wanted | None = None
     ) -> tuple[Arrays, Fault | None]:
         layout = layout if self.kernel.strided else "contiguous"
         held = {name: LaidOut(a, layout, self.kernel.is_torch) for name, a in inputs.items()}
@@ -125,6 +109,8 @@ class Checker:
                 results = named_arrays(self.kernel.call({k: v.value for k, v in held.items()}))
         except WritesOutside as error:
             return {}, Fault(FaultKind.WRITES_OUTSIDE, str(error))
+        except Crashed as error:
+            return {}, Fault(FaultKind.RAISES, f"it crashes: {error}")
         except _REFUSALS as error:
             raise Refused(
                 f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
@@ -135,9 +121,7 @@ class Checker:
         written = [name for name, value in held.items() if value.is_written()]
         if written:
             return results, Fault(FaultKind.WRITES_INPUT, f"it changes its input {written[0]}")
-        if any(not np.isfinite(_wide(a)).all() for a in inputs.values()):
-            results = _alike_fill(results, wanted)
-        return results, _worst(results, wanted)
+        return results, wanted.fault(results) if wanted is not None else None
 
 
 def _later(fault: Fault, when: str) -> Fault:
@@ -146,33 +130,79 @@ def _later(fault: Fault, when: str) -> Fault:
     return replace(fault, kind=FaultKind.KEEPS_STATE, words=words, alone=fault.kind)
 
 
-def _alike_fill(results: Arrays, wanted: Mapping[str, Band]) -> Arrays:
-    """Replace non-finite results by the reference's where both are not finite.
-
-    With infinite or NaN inputs, the kind of non-finite result depends on the formula: inf - inf is
-    NaN in one formula and inf in an equivalent one.
+class Wanted:
+    """What a reference gives on some inputs: the exact result, and its ways of rounding where that
+    does not answer. Raises NotValid, and UsageError for a reference that does not run in float64.
     """
-    if len(results) != len(wanted):
-        return results
-    changed: Arrays = {}
-    for (name, array), around in zip(results.items(), wanted.values()):
-        is_same = array.shape == around.centre.shape and dtypes.of(array).is_floating
-        both = ~np.isfinite(_wide(array)) & ~np.isfinite(around.centre) if is_same else False
-        changed[name] = np.where(both, around.centre, _wide(array)).astype(array.dtype)
-    return changed
+
+    def __init__(self, reference: Kernel, inputs: Arrays) -> None:
+        self._reference, self._inputs = reference, inputs
+        self._given = _given(inputs, reference.is_torch)
+        exact = run_exact(self._referred, self._given)
+        self._exact = {name: _wide(array) for name, array in exact.items()}
+        if not exact:
+            self._bands()
+
+    def fault(self, results: Arrays) -> Fault | None:
+        """The worst error among the results of a kernel."""
+        if len(results) == len(self._exact) == 1:
+            results = dict(zip(self._exact, results.values()))
+        if missing := [name for name in self._exact if name not in results]:
+            return Fault(FaultKind.SHAPE, f"it gives no {missing[0] or 'result'}")
+        if any(not np.isfinite(_wide(a)).all() for a in self._inputs.values()):
+            results = self._alike_fill(results)
+        if all(_is_near(results[name], exact) for name, exact in self._exact.items()):
+            return None
+        faults = [_judged(name, results[name], around) for name, around in self._bands().items()]
+        return next((fault for fault in faults if fault is not None), None)
+
+    def _bands(self) -> dict[str, Band]:
+        """The band of allowed values for every output."""
+        try:
+            ways = run_ways(self._referred, self._given, threads=False)
+        except Exception as error:  # whatever a reference raises on sizes that it does not take
+            raise NotValid(f"{type(error).__name__}: {error}") from error
+        if set(ways.exact) != set(ways.own):
+            why = "; ".join(ways.notes) or "it gives other results there"
+            raise UsageError(f"{self._reference.words} does not run in float64: {why}")
+        is_torch = self._reference.is_torch
+        return {name: _band(name, ways, self._inputs, is_torch) for name in ways.own}
+
+    def _referred(self, **inputs: Any) -> Any:
+        with np.errstate(all="ignore"):
+            return self._reference.call(inputs)
+
+    def _alike_fill(self, results: Arrays) -> Arrays:
+        """Replace non-finite results by the reference's where both are not finite.
+
+        With infinite or NaN inputs, the kind of non-finite result depends on the formula: inf - inf
+        is NaN in one formula and inf in an equivalent one.
+        """
+        changed = dict(results)
+        for name, exact in self._exact.items():
+            array = results[name]
+            if array.shape == exact.shape and dtypes.of(array).is_floating:
+                both = ~np.isfinite(_wide(array)) & ~np.isfinite(exact)
+                changed[name] = np.where(both, exact, _wide(array)).astype(array.dtype)
+        return changed
+
+
+def _is_near(result: Array, exact: Any) -> bool:
+    """Whether rounding of the result alone explains its distance from the exact result.
+
+    Every band is at least as wide, so its ways need not be run.
+    """
+    from whence.judge.band import Band
+
+    if result.shape != exact.shape or not dtypes.of(result).is_floating:
+        return result.shape == exact.shape and bool((_wide(result) == exact).all())
+    narrowest = Band(exact, np.zeros(exact.shape), 1, True, alike=True)
+    placed = _for_result(narrowest, *_unit(result)).place(result)
+    return placed.z <= placed.limit_z and placed.rho <= 1 and not placed.mismatches
 
 
 def _wide(array: Array) -> Any:
     return array.astype(np.float64)
-
-
-def _worst(results: Arrays, wanted: Mapping[str, Band]) -> Fault | None:
-    if len(results) == len(wanted) == 1:
-        results = dict(zip(wanted, results.values()))
-    if missing := [name for name in wanted if name not in results]:
-        return Fault(FaultKind.SHAPE, f"it gives no {missing[0] or 'result'}")
-    faults = [_judged(name, results[name], around) for name, around in wanted.items()]
-    return next((fault for fault in faults if fault is not None), None)
 
 
 def _judged(name: str, result: Array, around: Band) -> Fault | None:
@@ -268,7 +298,7 @@ def history(calls: Sequence[Arrays], checker: Checker) -> None:
     """Make calls whose results are discarded; they only leave state behind."""
     for inputs in calls:
         try:
-            checker._call(inputs, "contiguous", {})
+            checker._call(inputs, "contiguous")
         except (Refused, NotValid):
             continue
 
@@ -388,25 +418,28 @@ def fuzz(
 ) -> Fuzzed:
     """Try a kernel on about 160 inputs against its reference in float64.
 
-    kernel: "module:function" (of torch, numba, numpy), "library.so:function", or "file.onnx", or
-    the function. reference: the same, of any dtype; of an ONNX file it may be left out. inputs: of
-    each tensor in order its form, as "x: float32[rows, cols]"; equal names are equal sizes.
+    kernel: "module:function" (of torch, numba, numpy), "library.so:function", "file.onnx",
+    "run:call" for the program of a recorded module or operator, or the function. reference: the
+    same, of any dtype; of an ONNX file or a recorded call it may be left out. inputs: of each
+    tensor in order its form, as "x: float32[rows, cols]"; equal names are equal sizes; where a
+    recorded call is given, they are its own, and dtypes vary too.
     arguments: further ones, by name. outputs: forms of what a function of C writes. order: of its
     parameters, as "x, y, rows:i32". without: kinds of values that it need not take ("nan", ...).
     trials: as `Trials` has them. Raises UsageError, StoreFailed.
     """
     if unknown := set(without) - set(VALUES):
         raise UsageError(f"no values are called {min(unknown)!r}; known: {', '.join(VALUES)}")
-    signature, checker = _prepared(kernel, reference, inputs, arguments or {}, outputs, order)
+    forms = [form(text) for text in inputs]
+    signature, checker = _prepared(kernel, reference, forms, arguments or {}, outputs, order)
     count, seen = _Count(), None
-    for case in plan(signature.inputs, trials.get("cases", CASES), without):
+    for case in plan(signature.inputs, trials.get("cases", CASES), without, signature.sizes):
         _tried(checker, signature, case, count, seen)
         seen = case
     if not count.cases and count.refused:
         raise UsageError(f"{checker.kernel.words} refuses every input: {count.refusal}")
     call = {
         "kernel": kernel if isinstance(kernel, str) else "",
-        "reference": checker.reference.words if reference else "",
+        "reference": checker.reference.words if reference or signature.sizes else "",
         "arguments": dict(arguments or {}),
         "forms": list(inputs),
         "outputs": list(outputs),
@@ -437,11 +470,11 @@ def check_kernel(
     """What is wrong with a kernel on the inputs of a pytest file; None for nothing. call: as the
     file gives it. Raises UsageError.
     """
-    names = call.get("forms") or [_form_of(k, v) for k, v in inputs.items()]
+    names = [form(text) for text in call.get("forms", ())]
     _, checker = _prepared(
         kernel,
         reference,
-        names,
+        names or [_form_of(k, v) for k, v in inputs.items()],
         call.get("arguments", {}),
         call.get("outputs", ()),
         call.get("order", ""),
@@ -451,22 +484,28 @@ def check_kernel(
     return checker.fault(pytest_file.read(inputs), layout, again=not call.get("once"))
 
 
-def _form_of(name: str, value: Any) -> str:
-    return f"{name}: {value[0]}[{', '.join(map(str, value[1]))}]"
+def _form_of(name: str, value: Any) -> Form:
+    return Form(name, value[0], tuple(map(Extent, value[1])))
 
 
 def _prepared(
-    kernel: Any, reference: Any, inputs: Sequence[str], arguments: Mapping[str, Any],
+    kernel: Any, reference: Any, inputs: Sequence[Form], arguments: Mapping[str, Any],
     outputs: Sequence[str], order: str,
 ) -> tuple[kernels.Signature, Checker]:  # fmt: skip
     is_onnx = isinstance(kernel, str) and kernel.endswith(".onnx")
-    taken = tuple(form(text) for text in inputs)
+    taken = tuple(inputs)
+    sizes: Mapping[str, int] = {}
+    run_again = [words for words in (reference, kernel) if is_recorded(words)]
     if not taken and is_onnx:
         taken = kernels.onnx_forms(kernel)
+    elif not taken and run_again:
+        call = recorded_call(run_again[0])
+        taken, sizes = call.inputs, call.sizes
     if not taken:
         raise UsageError("say what the kernel takes (--input 'x: float32[rows, cols]')")
+    reference = reference or ("" if is_onnx else "".join(run_again))
     parameters = tuple(part.strip() for part in order.split(",") if part.strip())
-    signature = kernels.Signature(taken, tuple(map(form, outputs)), arguments, parameters)
+    signature = kernels.Signature(taken, tuple(map(form, outputs)), arguments, parameters, sizes)
     if not reference and not is_onnx:
         raise UsageError("give the reference that the kernel is compared with")
     right = kernels.kernel(reference, signature) if reference else kernels.onnx_reference(kernel)
@@ -633,6 +672,8 @@ class Budget:
 def smallest_case(case: Case, fails: Callable[[Case], bool]) -> Case:
     """The failing case reduced to the plainest layout and values and to the smallest sizes."""
     budget = Budget(fails)
+    if case.dtype and budget.fails(plain := replace(case, dtype="")):
+        case = plain
     for simpler in _simpler(case):
         if budget.fails(simpler):
             case = simpler
@@ -709,17 +750,22 @@ SIZES = (
 MOST_ELEMENTS = 1 << 16
 _BASE = (3, 37, 5, 2)
 """Sizes of the other dimensions while one is varied: multiples of no tile or vector width."""
+_DTYPES = ("", "", "", "bfloat16", "", "float16")
+"""Dtypes of a recorded call, in turn; "" is its own."""
 LAYOUTS = ("contiguous", "offset", "transposed", "rows apart", "every second", "one row repeated")
 
 
 @dataclass(frozen=True)
 class Case:
-    """One call to try. sizes: by dimension. values: a key of VALUES. layout: one of LAYOUTS."""
+    """One call to try. sizes: by dimension. values: a key of VALUES. layout: one of LAYOUTS. dtype:
+    of floating inputs, "" for the declared ones.
+    """
 
     sizes: tuple[tuple[str, int], ...]
     values: str = "ordinary"
     layout: str = "contiguous"
     seed: int = 0
+    dtype: str = ""
 
     @property
     def size_of(self) -> dict[str, int]:
@@ -734,17 +780,25 @@ class Case:
         words = [f"{name}={size}" for name, size in self.sizes]
         words += [f"{self.values} values"] if self.values != "ordinary" else []
         words += [self.layout] if self.layout != "contiguous" else []
+        words += [self.dtype] if self.dtype else []
         return ", ".join(words)
 
 
-def plan(forms: Sequence[Form], count: int, without: Sequence[str] = ()) -> Iterator[Case]:
+def plan(
+    forms: Sequence[Form],
+    count: int,
+    without: Sequence[str] = (),
+    recorded: Mapping[str, int] | None = None,
+) -> Iterator[Case]:
     """Cases in the order in which they are tried.
 
     First every kind of values, every layout and every size of each dimension, then random
-    combinations.
+    combinations. recorded: sizes to vary around; then every third case has another dtype.
     """
     names = dimensions(forms)
     base = Case(tuple(zip(names, itertools.cycle(_BASE))))
+    if recorded and _fits(forms, sized := Case(tuple((n, recorded[n]) for n in names))):
+        base = sized
     kinds = [kind for kind in VALUES if kind not in without]
     cases = [replace(base, values=kind, seed=n) for n, kind in enumerate(kinds)]
     wide = base.with_size(names[-1], 64) if names else base
@@ -752,10 +806,10 @@ def plan(forms: Sequence[Form], count: int, without: Sequence[str] = ()) -> Iter
     cases += [replace(wide, layout=layout, seed=n) for n, layout in enumerate(LAYOUTS)]
     by_name = [_by_size(forms, base, name) for name in names]
     cases += [case for row in itertools.zip_longest(*by_name) for case in row if case is not None]
-    yield from cases[:count]
     random = np.random.default_rng(0)
-    for number in range(count - len(cases)):
-        yield _mixed(forms, base, kinds, random, number)
+    mixed = (_mixed(forms, base, kinds, random, n) for n in range(count - len(cases)))
+    for number, case in enumerate(itertools.chain(cases[:count], mixed)):
+        yield replace(case, dtype=_DTYPES[number % len(_DTYPES)]) if recorded else case
 
 
 def _by_size(forms: Sequence[Form], base: Case, name: str) -> list[Case]:
@@ -798,7 +852,7 @@ def arrays(forms: Sequence[Form], case: Case) -> dict[str, Array]:
             is_special = case.values in _ONE_INPUT
             chosen = floating[case.seed % len(floating)] if is_special else f.name
             kind = case.values if chosen == f.name else "ordinary"
-            drawn[f.name] = _floats(f.dtype, shape, kind, random)
+            drawn[f.name] = _floats(case.dtype or f.dtype, shape, kind, random)
         else:
             drawn[f.name] = _whole(f, shape, case, random)
         if case.layout == "one row repeated" and drawn[f.name].ndim > 1 and drawn[f.name].size:

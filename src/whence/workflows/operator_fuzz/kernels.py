@@ -4,8 +4,8 @@ ONNX file.
 
 from __future__ import annotations
 
-import ctypes
 import inspect
+import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -15,23 +15,9 @@ from typing import Any
 import numpy as np
 
 from whence import dtypes, extras
-from whence.dtypes import Array
 from whence.errors import UsageError
+from whence.workflows.operator_fuzz import c_functions
 from whence.workflows.operator_fuzz.forms import Form, dimensions, form
-
-GUARD = 64
-"""Number of guard elements before and after each array of a C function; it must leave
-them alone.
-"""
-_CANARY = 0x5A
-_C_TYPES = {
-    "i32": ctypes.c_int32, "i64": ctypes.c_int64, "u64": ctypes.c_uint64, "f32": ctypes.c_float,
-    "f64": ctypes.c_double,
-}  # fmt: skip
-
-
-class WritesOutside(Exception):
-    """A kernel changed memory outside of the arrays that it was given."""
 
 
 @dataclass(frozen=True)
@@ -39,13 +25,15 @@ class Signature:
     """What a kernel takes and, for a C function, returns.
 
     arguments: non-tensor arguments, by name. order: parameters of the C function ("x", "rows:i32");
-    () means inputs, outputs, sizes, arguments.
+    () means inputs, outputs, sizes, arguments. sizes: of each dimension in a recorded call, around
+    which sizes and dtypes are varied; {} without one.
     """
 
     inputs: tuple[Form, ...]
     outputs: tuple[Form, ...] = ()
     arguments: Mapping[str, Any] = field(default_factory=dict)
     order: tuple[str, ...] = ()
+    sizes: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -63,8 +51,8 @@ class Kernel:
 
 
 def kernel(words: str | Callable[..., Any], signature: Signature) -> Kernel:
-    """Load the kernel written as module:function, library.so:function or file.onnx. Raises
-    UsageError.
+    """Load the kernel written as module:function, library.so:function, file.onnx or run:call.
+    Raises UsageError.
     """
     if callable(words):
         return _python(words, getattr(words, "__name__", "kernel"), signature)
@@ -74,7 +62,12 @@ def kernel(words: str | Callable[..., Any], signature: Signature) -> Kernel:
     if Path(path).suffix in (".so", ".dylib", ".dll"):
         return _c(path, name, signature)
     from whence.comparison.replays import user_model
+    from whence.workflows.operator_fuzz.recorded import is_recorded, recorded_call
 
+    if is_recorded(words):
+        return recorded_call(words).kernel()
+    if extras.is_here("triton") and not extras.needed("torch", "Triton").cuda.is_available():
+        os.environ.setdefault("TRITON_INTERPRET", "1")  # read when its kernels are defined
     function = user_model.imported(words)
     if not callable(function):
         raise UsageError(f"{words} is not a function but {type(function).__name__}")
@@ -122,11 +115,7 @@ def _library(value: Any) -> str:
 def _c(path: str, name: str, signature: Signature) -> Kernel:
     if not signature.outputs:
         raise UsageError(f"{path}:{name}: say what it writes (--output 'y: float32[rows, cols]')")
-    try:
-        function = getattr(ctypes.CDLL(str(Path(path).resolve())), name)
-    except (OSError, AttributeError) as error:
-        raise UsageError(f"{path}:{name} cannot be loaded: {error}") from error
-    function.restype = None
+    function = c_functions.Function(path, name)
     forms = (*signature.inputs, *signature.outputs)
     order = signature.order or (
         *(f.name for f in forms), *dimensions(forms), *signature.arguments
@@ -134,55 +123,18 @@ def _c(path: str, name: str, signature: Signature) -> Kernel:
 
     def call(inputs: Mapping[str, Any]) -> Any:
         sizes = _sizes(signature.inputs, inputs)
-        held = {f.name: _Guarded(np.ascontiguousarray(inputs[f.name])) for f in signature.inputs}
+        held = {f.name: np.array(inputs[f.name], order="C") for f in signature.inputs}
         for f in signature.outputs:
             empty = np.zeros(f.shape(sizes), dtypes.named(f.dtype).numpy)
             empty.view(np.uint8).reshape(-1)[:] = 0xFF if empty.size else 0  # NaN
-            held[f.name] = _Guarded(empty)
-        function(*(_argument(entry, held, sizes, signature.arguments) for entry in order))
-        for key, guarded in held.items():
-            guarded.check(key)
-        results = {f.name: held[f.name].array for f in signature.outputs}
+            held[f.name] = empty
+        others = {**signature.arguments, **sizes}
+        parts = (entry.partition(":") for entry in order)
+        function(held, [(key, kind, others.get(key)) for key, _, kind in parts])
+        results = {f.name: held[f.name] for f in signature.outputs}
         return next(iter(results.values())) if len(results) == 1 else results
 
     return Kernel(f"{path}:{name}", call, False, strided=False)
-
-
-class _Guarded:
-    """An array between guard elements with known content."""
-
-    def __init__(self, content: Array) -> None:
-        guard = GUARD * content.itemsize
-        self._memory = np.full(content.nbytes + 2 * guard, _CANARY, np.uint8)
-        inside = self._memory[guard : guard + content.nbytes]
-        self.array = inside.view(content.dtype).reshape(content.shape)
-        self.array[...] = content
-        self._guard = guard
-
-    @property
-    def address(self) -> int:
-        return int(self._memory.ctypes.data) + self._guard
-
-    def check(self, name: str) -> None:
-        """Raise WritesOutside when the guard elements changed."""
-        around = (self._memory[: self._guard], self._memory[-self._guard :])
-        if any((part != _CANARY).any() for part in around):
-            raise WritesOutside(f"it writes before or behind {name}")
-
-
-def _argument(
-    entry: str, held: Mapping[str, _Guarded], sizes: Mapping[str, int], others: Mapping[str, Any]
-) -> Any:
-    name, _, kind = entry.partition(":")
-    if name in held:
-        return ctypes.c_void_p(held[name].address)
-    value = sizes[name] if name in sizes else others.get(name)
-    if value is None:
-        raise UsageError(
-            f"the order of parameters names {name!r}, which is not an input or argument"
-        )
-    default = "f64" if isinstance(value, float) else "i64"
-    return _C_TYPES[kind or default](value)
 
 
 def _sizes(forms: Sequence[Form], inputs: Mapping[str, Any]) -> dict[str, int]:

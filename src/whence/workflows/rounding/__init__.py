@@ -3,6 +3,6 @@ noise band.
 """
 
 from whence.workflows.rounding.named_values import named_arrays
-from whence.workflows.rounding.ways import Ways, run_ways, with_leaves
+from whence.workflows.rounding.ways import Ways, run_exact, run_ways, with_leaves
 
-__all__ = ["Ways", "named_arrays", "run_ways", "with_leaves"]
+__all__ = ["Ways", "named_arrays", "run_exact", "run_ways", "with_leaves"]

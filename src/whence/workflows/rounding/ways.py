@@ -46,74 +46,100 @@ def run_ways(program: Callable[..., Any], inputs: Any, *, threads: bool = True) 
     inputs: a tuple is the positional arguments, a mapping the named ones. Arrays of numpy and
     tensors of torch are copied for each run. Raises what the program raises as it is.
     """
-    state = Generators.now()
-
-    def run(
-        scope: Any = None, change: Callable[[Any], Any] = _same, double: bool = False
-    ) -> Arrays:
-        state.restore()
-        called = _doubled(program) if double else _copied(program)
-        args, kwargs = arguments(with_leaves(inputs, change))
-        with scope if scope is not None else contextlib.nullcontext():
-            return named_arrays(called(*args, **kwargs))
-
-    ways = Ways(run())
-    unit = min(_roundoffs(inputs, ways.own), default=2.0**-24)
-
-    def attempt(name: str, **how: Any) -> Arrays | None:
-        try:
-            return run(**how)
-        except Exception as error:  # noqa: BLE001 - whatever a user's program raises in another way
-            first = (str(error).splitlines() or [""])[0][:120]
-            ways.notes.append(f"{name}: {type(error).__name__}: {first}")
-            return None
-
-    def other(name: str, **how: Any) -> None:
-        if (values := attempt(name, **how)) is not None:
-            ways.others[name] = values
-
+    runs = _Runs(program, inputs)
+    ways = runs.ways
     try:
-        other("again")
+        ways.own = runs.run()
+        unit = min(_roundoffs(inputs, ways.own), default=2.0**-24)
+        runs.other("again")
+        runs.exact()
         if "torch" in sys.modules:
-            _torch_ways(ways, attempt, other, threads)
-        else:
-            ways.exact = attempt("in float64", change=_widened) or {}
+            _torch_ways(runs, threads)
         for draw in range(_DRAWS):
-            other(f"inputs off by one rounding, {draw + 1}", change=_Shake(draw))
+            runs.other(f"inputs off by one rounding, {draw + 1}", change=_Shake(draw))
             how: dict[str, Any] = {"change": _Shake(draw, unit)}
             if "torch" in sys.modules:
                 from whence.workflows.rounding.torch_modes import in_float64
 
                 how |= {"scope": in_float64(), "double": True}
-            if (values := attempt("in float64, moved", **how)) is not None:
+            if (values := runs.attempt("in float64, moved", **how)) is not None:
                 ways.moved.append(values)
     finally:
-        state.restore()
+        runs.state.restore()
     return ways
 
 
-def _torch_ways(ways: Ways, attempt: Any, other: Any, threads: bool) -> None:
+def run_exact(program: Callable[..., Any], inputs: Any) -> Arrays:
+    """Run a program, as `run_ways` does, in float64 alone; {} when it cannot run so."""
+    runs = _Runs(program, inputs)
+    try:
+        return runs.exact()
+    finally:
+        runs.state.restore()
+
+
+class _Runs:
+    """Runs of one program on copies of its inputs, all with the same random numbers."""
+
+    def __init__(self, program: Callable[..., Any], inputs: Any) -> None:
+        self.program, self.inputs = program, inputs
+        self.state, self.ways = Generators.now(), Ways({})
+
+    def run(
+        self, scope: Any = None, change: Callable[[Any], Any] | None = None, double: bool = False
+    ) -> Arrays:
+        """The values of one run."""
+        self.state.restore()
+        called = _doubled(self.program) if double else _copied(self.program)
+        args, kwargs = arguments(with_leaves(self.inputs, change or _same))
+        with scope if scope is not None else contextlib.nullcontext():
+            return named_arrays(called(*args, **kwargs))
+
+    def attempt(self, name: str, **how: Any) -> Arrays | None:
+        """The values of one run; None, with a note, when it raises."""
+        try:
+            return self.run(**how)
+        except Exception as error:  # noqa: BLE001 - whatever a user's program raises in another way
+            first = (str(error).splitlines() or [""])[0][:120]
+            self.ways.notes.append(f"{name}: {type(error).__name__}: {first}")
+            return None
+
+    def other(self, name: str, **how: Any) -> None:
+        """Run another way and keep its values."""
+        if (values := self.attempt(name, **how)) is not None:
+            self.ways.others[name] = values
+
+    def exact(self) -> Arrays:
+        """Run in float64 and keep the values; {} when it cannot run so."""
+        ways, how = self.ways, {"change": _widened}
+        if "torch" not in sys.modules:
+            ways.exact = self.attempt("in float64", **how) or {}
+            return ways.exact
+        from whence.workflows.rounding.torch_modes import in_float64
+
+        with in_float64() as mode:
+            ways.exact = self.attempt("in float64", double=True, **how) or {}
+        ways.terms = mode.length
+        if mode.is_narrow and ways.exact:
+            ways.exact = {}
+            ways.notes.append(
+                "in float64: it writes to tensors that were made before it began, which stay as "
+                "they are; make the model inside the program"
+            )
+        return ways.exact
+
+
+def _torch_ways(runs: _Runs, threads: bool) -> None:
     import torch
 
     from whence.replay.stepwise import without_onednn
-    from whence.workflows.rounding.torch_modes import OffByOne, in_float64, on_threads
+    from whence.workflows.rounding.torch_modes import OffByOne, on_threads
 
-    scope = in_float64()
-    with contextlib.ExitStack() as stack:
-        mode = stack.enter_context(scope)
-        ways.exact = attempt("in float64", change=_widened, double=True) or {}
-        ways.terms = mode.length
-    if mode.is_narrow and ways.exact:
-        ways.exact = {}
-        ways.notes.append(
-            "in float64: it writes to tensors that were made before it began, which stay as they "
-            "are; make the model inside the program"
-        )
     if threads:
-        other("on other threads", scope=on_threads(2 if torch.get_num_threads() == 1 else 1))
-    other("without oneDNN", scope=without_onednn())
+        runs.other("on other threads", scope=on_threads(2 if torch.get_num_threads() == 1 else 1))
+    runs.other("without oneDNN", scope=without_onednn())
     for draw in range(_DRAWS):
-        other(f"every operator off by one rounding, {draw + 1}", scope=OffByOne(draw))
+        runs.other(f"every operator off by one rounding, {draw + 1}", scope=OffByOne(draw))
 
 
 def arguments(inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
