@@ -126,6 +126,25 @@ def test_a_clean_model(tmp_path):
         whence.ladder(with_backend(plain), GIVEN, output=tmp_path / "kept")
 
 
+def writes(x):
+    x.add_(1)
+    return x * 2
+
+
+def test_a_change_in_place_that_is_lost_is_a_fault():
+    def forgets(graph, inputs):
+        return lambda *args: graph.forward(*(a.clone() for a in args))
+
+    result = whence.ladder(lambda: torch.compile(writes, backend=forgets), torch.ones(4))
+    assert (result.status, result.stages) == ("different", ("forgets",))
+    assert "does not change its input.0 in place" in result.sentence
+
+
+def test_a_change_in_place_that_is_kept_is_none():
+    kept = whence.ladder(lambda: torch.compile(writes, backend=plain), torch.ones(4))
+    assert kept.status == "same"
+
+
 def test_the_figures_are_those_of_the_tensors(tmp_path):
     """rel_l2 against numpy, on outputs taken by hand."""
     result = whence.ladder(with_backend(wrong), GIVEN)

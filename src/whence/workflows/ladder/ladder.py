@@ -22,7 +22,7 @@ from whence import disk, extras
 from whence.errors import CaptureError, OutputExists, UsageError
 from whence.instrument.rungs import RUNGS
 from whence.readers.opening import open_run
-from whence.records.slots import is_output
+from whence.records.slots import is_mutated, is_output
 from whence.results import Evidence, Ladder, Pass, Rung, RungKind, Status, VerdictKind
 from whence.workflows.compare import compare
 from whence.workflows.ladder.climbers import FINE, Judgement, first_outside
@@ -30,7 +30,7 @@ from whence.workflows.notebook_progress import Tell
 from whence.workflows.saved import AnyPath, storing
 
 if TYPE_CHECKING:
-    from whence.records import Record, Run
+    from whence.records import Call, Record, Run
     from whence.results import Comparison
     from whence.workflows.ladder.climbers import Climber
 
@@ -363,7 +363,9 @@ class _Rungs:
     def _outcome(self, result: Comparison, target: Run) -> Outcome:
         if self.stairs.sees_inside:
             return _outcome_of(result, self.base, target)
-        return _boundary_of(result)
+        outcome = _boundary_of(result)
+        words = "" if result.inputs_differ else _left_otherwise(result, self.base, target)
+        return Outcome(RungKind.OUTSIDE, "", words) if words else outcome
 
     def _distance(self, reference: str, target: Run) -> tuple[bool, float | None]:
 
@@ -511,6 +513,44 @@ def _outcome_of(result: Comparison, reference: Run, target: Run) -> Outcome:
         )
         return Outcome(RungKind.UNDECIDED, why, outcome.sentence)
     return outcome
+
+
+def _left_otherwise(result: Comparison, reference: Run, target: Run) -> str:
+    """The first root call that returns another form, or changes another input in place, in words.
+
+    "" for none. Two programs may do so and compute the same; stages of one program may not.
+    """
+    for pair in result.plan.pairs:
+        before, after = reference.calls[pair.reference], target.calls[pair.target]
+        if before.parent != -1:
+            continue
+        name, returned = after.scope or after.op_type, _forms(target, after)
+        for slot, form in _forms(reference, before).items():
+            if returned.get(slot, form) != form:
+                return f"{name}: its {slot} is {returned[slot]}, on the lowest rung {form}"
+        for slot in sorted(_changed(reference, before) ^ _changed(target, after)):
+            has = "does not change" if slot in _changed(reference, before) else "changes"
+            return f"{name}: it {has} its {slot} in place"
+    return ""
+
+
+def _forms(run: Run, call: Call) -> dict[str, str]:
+    """The form of each output."""
+    slots = {ref.slot: run.records[ref.record] for ref in call.refs if is_output(ref.slot)}
+    return {slot: _form_of_record(record) for slot, record in slots.items()}
+
+
+def _changed(run: Run, call: Call) -> set[str]:
+    """The inputs that hold other values after the call."""
+    records = {ref.slot: run.records[ref.record] for ref in call.refs}
+    given = {slot: slot.replace("mutated", "input", 1) for slot in records if is_mutated(slot)}
+    return {
+        before
+        for after, before in given.items()
+        if before in records
+        and (records[after].hash or records[after].id)
+        != (records[before].hash or records[before].id)
+    }
 
 
 class _Place(NamedTuple):
