@@ -508,8 +508,14 @@ def _prepared(
     signature = kernels.Signature(taken, tuple(map(form, outputs)), arguments, parameters, sizes)
     if not reference and not is_onnx:
         raise UsageError("give the reference that the kernel is compared with")
-    right = kernels.kernel(reference, signature) if reference else kernels.onnx_reference(kernel)
-    return signature, Checker(kernels.kernel(kernel, signature), right)
+    right = _kernel(reference, signature) if reference else kernels.onnx_reference(kernel)
+    return signature, Checker(_kernel(kernel, signature), right)
+
+
+def _kernel(words: Any, signature: kernels.Signature) -> Kernel:
+    if is_recorded(words):
+        return recorded_call(words).kernel()
+    return kernels.kernel(words, signature)
 
 
 def _tried(

@@ -51,8 +51,8 @@ class Kernel:
 
 
 def kernel(words: str | Callable[..., Any], signature: Signature) -> Kernel:
-    """Load the kernel written as module:function, library.so:function, file.onnx or run:call.
-    Raises UsageError.
+    """Load the kernel written as module:function, library.so:function or file.onnx. Raises
+    UsageError.
     """
     if callable(words):
         return _python(words, getattr(words, "__name__", "kernel"), signature)
@@ -62,10 +62,7 @@ def kernel(words: str | Callable[..., Any], signature: Signature) -> Kernel:
     if Path(path).suffix in (".so", ".dylib", ".dll"):
         return _c(path, name, signature)
     from whence.comparison.replays import user_model
-    from whence.workflows.operator_fuzz.recorded import is_recorded, recorded_call
 
-    if is_recorded(words):
-        return recorded_call(words).kernel()
     if extras.is_here("triton") and not extras.needed("torch", "Triton").cuda.is_available():
         os.environ.setdefault("TRITON_INTERPRET", "1")  # read when its kernels are defined
     function = user_model.imported(words)
