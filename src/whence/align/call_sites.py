@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Hashable, Iterable, Sequence
 from typing import NamedTuple
 
-from whence.records import Call, Run
+from whence.records import Call, Run, in_order
 from whence.records.marks import Mark, has_mark
 
 MATCHES = ("auto", "exact", "names", "order")
@@ -69,7 +69,7 @@ def facing_lanes(
     names: tuple[dict[str, str], dict[str, str]] = (match_roots(*sides), {})
     lanes: dict[Hashable, tuple[list[Call], list[Call]]] = defaultdict(lambda: ([], []))
     for number, side in enumerate(sides):
-        for call in sorted(side, key=lambda c: c.order):
+        for call in in_order(side):
             rank = 0 if ranks == [1, 1] else call.rank
             root = names[number].get(call.root, call.root)
             lanes[rank, root, call.step, call.micro, call.phase][number].append(call)
@@ -117,7 +117,7 @@ class Sites:
         self.keys: list[SiteKey] = []
         self.first: list[Call] = []
         self.moments: list[dict[tuple[int, int], list[int]]] = []
-        for call in sorted(self.calls, key=lambda c: c.order):
+        for call in in_order(self.calls):
             key = SiteKey(call.rank, call.root, call.phase, call.scope, call.op, call.occurrence)
             site = number.setdefault(key, len(self.keys))
             if site == len(self.keys):
@@ -137,7 +137,7 @@ class Sites:
         next_sibling: dict[int, int] = {}  # site -> the next sibling
         last: dict[int, int] = {}  # by parent call: the child that ran last
         placed: set[int] = set()
-        for call in sorted(self.calls, key=lambda c: c.order):
+        for call in in_order(self.calls):
             site, previous = self.site_of[call.id], last.get(call.parent, -1)
             if site not in placed and self.first[site].id == call.id:
                 placed.add(site)

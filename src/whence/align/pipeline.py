@@ -319,7 +319,7 @@ def _mapped_slot(
     for operand in (o for o in (*operands, *slot_names) if o in used):
         source = operands.get(operand, next(iter(operands.values())))
         slot = slot_names.get(operand, name)
-        record = next((r.record for r in source.refs if r.slot == slot), None)
+        record = source.by_slot.get(slot)
         if record is not None:
             bound[operand] = [record]
         elif operand in slot_names:

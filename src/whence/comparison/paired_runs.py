@@ -233,7 +233,7 @@ class PairedRuns:
         wrapped = self.inner_parameter(partner, self.calls[pair.reference], slot)
         if wrapped is not None:
             return wrapped
-        record = next((r.record for r in self.calls[pair.reference].refs if r.slot == slot), None)
+        record = self.calls[pair.reference].by_slot.get(slot)
         name = f"{partner.scope}.{param_name(slot)}" if partner.scope else param_name(slot)
         below = list(self.target_kids.get(partner.id, ()))
         while below and record is not None:
@@ -261,7 +261,7 @@ class PairedRuns:
         )
         scope = align.normal_scope(partner.scope)
         record = parameters.get(name.removeprefix(f"{scope}.") if scope else name)
-        own_record = next((r.record for r in inner.refs if r.slot == slot), None)
+        own_record = inner.by_slot.get(slot)
         return (
             SlotPair(slot, slot, own_record, record)
             if record is not None and own_record is not None

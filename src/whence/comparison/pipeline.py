@@ -37,7 +37,7 @@ from whence.comparison.verdicts.patched import declare_patched
 from whence.comparison.verdicts.ranks import RankFaults
 from whence.comparison.verdicts.source_lines import placed
 from whence.dtypes import Array
-from whence.records import Call, Over, Run
+from whence.records import Call, Over, Run, in_order
 from whence.records.slots import (
     is_input,
     is_own_input,
@@ -282,7 +282,7 @@ class DifferingPart:
         plan = paired.plan
         if paired.target is not paired.shown or msgspec.structs.replace(plan, pairs=()) != Plan(()):
             return False
-        order = [call.id for call in sorted(paired.calls, key=lambda call: call.order)]
+        order = [call.id for call in in_order(paired.calls)]
         return order == [pair.reference for pair in plan.pairs] and all(
             pair.target == pair.reference
             and pair.rule == RULE
@@ -432,7 +432,7 @@ class _Beside:
         for number in calls[first:last].tolist():
             earlier = self._target.calls[number]
             if earlier.key() == wanted:
-                record = next((ref.record for ref in earlier.refs if ref.slot == slot), None)
+                record = earlier.by_slot.get(slot)
                 return self._target.array(record) if record is not None else None
         return None
 

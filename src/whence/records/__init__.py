@@ -4,7 +4,7 @@ from whence.records.collective import Collective, CollectiveKind
 from whence.records.marks import MEMORY_ORDER, OVERWRITTEN, PATCHED, PATCHED_AS
 from whence.records.missing import Lack, Missing, files_of, missing_of
 from whence.records.program import Operation, Program
-from whence.records.region import Region, children, regions
+from whence.records.region import Region, children, in_order, regions
 from whence.records.run import (
     Call,
     Key,
@@ -56,6 +56,7 @@ __all__ = [
     "children",
     "collectives_of",
     "files_of",
+    "in_order",
     "missing_of",
     "regions",
 ]

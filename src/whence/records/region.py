@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 import msgspec
@@ -41,12 +41,17 @@ class Region(NamedTuple):
     outputs: tuple[int, ...]
 
 
+def in_order(calls: Iterable[Call]) -> list[Call]:
+    """Returns calls in the order in which they ran."""
+    return sorted(calls, key=lambda call: call.order)
+
+
 def children(calls: Sequence[Call]) -> dict[int, list[int]]:
     """Returns ids of the direct children of every call, in execution order; key -1 holds the root
     calls.
     """
     table: dict[int, list[int]] = {}
-    for call in sorted(calls, key=lambda c: c.order):
+    for call in in_order(calls):
         table.setdefault(call.parent, []).append(call.id)
     return table
 

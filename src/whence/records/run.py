@@ -192,6 +192,11 @@ class Call(Described, msgspec.Struct, frozen=True, tag="call", tag_field="t", om
         is_part = self.kind == "module" and self.op and self.forward < 0
         return f"{self.module_name}/{self.op}" if is_part else self.module_name
 
+    @property
+    def by_slot(self) -> dict[str, int]:
+        """The record of each slot."""
+        return {ref.slot: ref.record for ref in self.refs}
+
     def slots(self, kind: str) -> tuple[Ref, ...]:
         """Returns references whose slot is of `kind` ("input", "output", "param", "mutated",
         "grad"), in order.

@@ -147,7 +147,7 @@ class _Composer:
         """Appends an operator. An operator without tensor results (it only returned a number to the
         code) adds nothing.
         """
-        refs = {r.slot: r.record for r in call.refs}
+        refs = call.by_slot
         if not any(is_written(slot) for slot in refs):
             return
         if program is None:

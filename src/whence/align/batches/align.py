@@ -28,7 +28,7 @@ from whence.align.dims import Cat, Cut, Name, Node, Pad, Star, Take, Unfit
 from whence.align.dims import names as names_in
 from whence.align.module_names import normal_scope
 from whence.display import listed
-from whence.records import Call, Ref, Run, marks
+from whence.records import Call, Ref, Run, in_order, marks
 from whence.records.slots import is_cache, is_mutated, is_output, is_param, is_written
 from whence.records.training import OPTIMIZER
 from whence.results import Joined, Parted
@@ -343,7 +343,7 @@ def _done(side: _Side) -> Run:
 def _places(tree: Iterable[Call]) -> Iterator[tuple[tuple[object, ...], Call]]:
     """(key, call) of the calls in a tree; the key is the name and a count of earlier namesakes."""
     counts: Counter[tuple[object, ...]] = Counter()
-    for call in sorted(tree, key=lambda c: c.order):
+    for call in in_order(tree):
         name = call.scope, call.phase, call.op
         yield (*name, counts[name]), call
         counts[name] += 1
@@ -983,7 +983,7 @@ class SlotAxes:
         """Records of parameters and of tensors that operators compute from parameters alone; none
         of their axes depends on the tokens.
         """
-        calls = sorted((c for tree in self._trees.values() for c in tree), key=lambda c: c.order)
+        calls = in_order(c for tree in self._trees.values() for c in tree)
         held = {r.record for c in calls for r in c.slots("param")}
         for call in calls:
             read = call.slots("input") if call.kind == "operator" else ()
@@ -1077,7 +1077,7 @@ def _trees(calls: Sequence[Call], batches: Mapping[int, Batch]) -> dict[int, lis
     trees: dict[int, list[Call]] = {root: [] for root in batches}
     roots: dict[int, int] = {}
     leaders = followers(calls)
-    for call in sorted(calls, key=lambda c: c.order):
+    for call in in_order(calls):
         roots[call.id] = (
             leaders.get(call.id, call.id) if call.parent == -1 else roots.get(call.parent, -1)
         )

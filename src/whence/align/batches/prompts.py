@@ -23,7 +23,7 @@ from whence.align.batches.sequences import TokenSequence, followers, sequences_o
 from whence.align.environment import settings_of
 from whence.dtypes import Array
 from whence.errors import ElementsMissing
-from whence.records import Call, Record, Run
+from whence.records import Call, Record, Run, in_order
 from whence.records.marks import Mark, has_mark
 
 
@@ -104,7 +104,7 @@ def logits(run: Run, scored: TokenLogits) -> Array:
 def _roots(run: Run, following: Iterable[Sequence[Call]]) -> list[list[Call]]:
     following_ids = {c.id for calls in following for c in calls}
     table: dict[tuple[int, str, str], list[Call]] = {}
-    for call in sorted(run.calls, key=lambda c: c.order):
+    for call in in_order(run.calls):
         outermost = (
             call.parent == -1
             and call.phase == "forward"

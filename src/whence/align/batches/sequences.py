@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from whence.align.batches.batch import Batch, Row
 from whence.align.batches.positions import Course, Place
-from whence.records import Call
+from whence.records import Call, in_order
 from whence.records.slots import is_cache, is_input, is_written
 
 Tokens = tuple[object, ...]
@@ -277,7 +277,7 @@ def followers(calls: Iterable[Call]) -> dict[int, int]:
     out: dict[int, int] = {}
     latest: dict[tuple[object, ...], int] = {}
     ahead: set[tuple[object, ...]] = set()
-    for call in sorted((c for c in calls if c.parent == -1), key=lambda c: c.order):
+    for call in in_order(c for c in calls if c.parent == -1):
         root = call.rank, call.root, call.phase
         if not call.scope:
             latest[root] = call.id

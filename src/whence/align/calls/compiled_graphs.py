@@ -24,7 +24,7 @@ from whence.align.calls.graph_nodes import (
     same_nodes,
 )
 from whence.align.derived_run import Derived, renumbered
-from whence.records import Call, Program, Ref, Run, children
+from whence.records import Call, Program, Ref, Run, children, in_order
 from whence.records.marks import Mark, NoProgram, mark
 from whence.records.slots import is_param, is_read, param_name
 
@@ -90,7 +90,7 @@ class _Cutting:
     def done(self) -> Run:
         if not self.replaced:
             return self.run
-        ordered = sorted(self.run.calls, key=lambda c: c.order)
+        ordered = in_order(self.run.calls)
         begun = [call for c in ordered if (call := self.replaced.get(c.id, c)) is not None]
         begun.sort(key=lambda c: c.order)
         run = Derived(self.run, (), (), renumbered(begun)[0])
@@ -110,7 +110,7 @@ class _Side:
             if (k := cutting.run.calls[i]).kind == "operator"
         ]
         self.places = places_of(self.program) if self.program is not None else {}
-        self.records = {r.slot: r.record for r in call.refs}
+        self.records = call.by_slot
 
     @property
     def compiled(self) -> bool:

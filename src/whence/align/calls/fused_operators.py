@@ -17,7 +17,7 @@ from whence.align.call_sites import facing_lanes, selected
 from whence.align.calls.facing_tensors import ResultNames, facing
 from whence.align.calls.input_order import results_of
 from whence.align.calls.whole_calls import content_of, listed, together
-from whence.records import Call, Run
+from whence.records import Call, Run, in_order
 from whence.records.fused_names import segments
 from whence.records.marks import Mark, has_mark
 from whence.records.slots import is_input, is_written
@@ -131,8 +131,8 @@ def _groups(
         unshown = _bind_unshown(lane[0], names, target_names, inside[0])
     steps = [{c.id for c in calls} for calls in lane]
     for group in _connected(names, target_names):
-        a = sorted((c for in_reference, c in group if in_reference), key=lambda c: c.order)
-        b = sorted((c for in_reference, c in group if not in_reference), key=lambda c: c.order)
+        a = in_order(c for in_reference, c in group if in_reference)
+        b = in_order(c for in_reference, c in group if not in_reference)
         # else they only share a name
         is_stated = any(c.origins or c.id in cut[not in_reference] for in_reference, c in group)
         is_one = any(call.id in unshown for call in a)
@@ -300,7 +300,7 @@ class InnerCalls:
                 if not any(n in across for n in maker.origins or (maker.scope,)):
                     within[maker.id] = maker
                     waiting.append(maker)
-        return sorted(within.values(), key=lambda call: call.order)
+        return in_order(within.values())
 
     def _is_seen(self, call: Call, within: Collection[int], step: Collection[int]) -> bool:
         """Whether other calls read a call's results, a call around it returns them, or the call may

@@ -76,7 +76,7 @@ class _Chain:
             raise ReplayRefused(f"{member.scope or member.op_type}: {reason}")
         if program.calls or any(is_of_child(slot) for slot in program.inputs):
             raise ReplayRefused(f"{member.scope}: it calls others between its operators")
-        records = {ref.slot: ref.record for ref in member.refs}
+        records = member.by_slot
         lost = next((s for s in (*program.inputs, *program.params) if s not in records), "")
         if lost:
             raise ReplayRefused(f"{member.scope}: {lost} was not captured")

@@ -17,7 +17,7 @@ from whence.align.call_sites import match_roots, selected
 from whence.align.calls.fused_operators import Fused
 from whence.align.calls.tensor_slots import pair_in_order
 from whence.align.derived_run import Derived, renumbered
-from whence.records import Call, Ref
+from whence.records import Call, Ref, in_order
 from whence.records.marks import Mark, has_mark, mark
 from whence.records.slots import is_output
 
@@ -83,7 +83,7 @@ def _with_partners(fused: Fused, side: str) -> Fused:
     if not pairs:
         return fused
     ordered: list[Call] = []
-    for call in sorted(receiver.calls, key=lambda c: c.order):
+    for call in in_order(receiver.calls):
         ordered += [*preceding[call.id], call, *following[call.id]]
     calls, new = renumbered(ordered)
     paired = [(a, new[b], why) for a, b, why in fused.pairs]
@@ -106,7 +106,7 @@ def _moves(fused: Fused) -> list[Call]:
         and c.scope not in names
         and len(c.slots("input")) == len(c.slots("output")) == 1
     )
-    return sorted(moves, key=lambda c: c.order)
+    return in_order(moves)
 
 
 def _passing(move: Call, anchor: Call, number: int, root: str, record: int) -> Call:

@@ -13,7 +13,7 @@ from whence import dtypes
 from whence.align.calls.facing_tensors import with_programs
 from whence.align.calls.joined_programs import with_joined_program
 from whence.align.derived_run import renumbered
-from whence.records import Call, Program, Ref, Run
+from whence.records import Call, Program, Ref, Run, in_order
 from whence.records.marks import Mark, mark, mark_value
 from whence.records.slots import is_input, is_param, is_written, slot_kind
 
@@ -44,7 +44,7 @@ def together(run: Run, groups: Sequence[tuple[int, ...]]) -> tuple[Run, list[int
     begun: list[Call] = []  # in the order of beginning; joined calls have ids behind all others
     programs: dict[str, Program] = {}
     first = len(run.calls)
-    for call in sorted(run.calls, key=lambda c: c.order):
+    for call in in_order(run.calls):
         for number in places.get(call.id, ()):
             members = [run.calls[k] for k in groups[number]]
             whole, program = _with_program(run, members, _whole(run, members, first + number))

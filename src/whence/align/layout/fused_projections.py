@@ -201,7 +201,7 @@ def _part(
     width = extent(editor, "target", target_call)
     name = identifier(short(target_call))
     slots: list[SlotPair] = []
-    records = {r.slot: r.record for r in target_call.refs}
+    records = target_call.by_slot
     for ref in (r for r in call.refs if r.slot in records):
         record = records[ref.slot]
         shape, kind = editor.derived.record(record).shape, slot_kind(ref.slot)
@@ -247,7 +247,7 @@ def _whole(editor: PlanEditor, group: Group, family: _Family, evidence: str) -> 
     order = np.argsort(np.concatenate([np.array(p) for p in places]))
     slots: list[SlotPair] = []
     for ref in call.refs:
-        records = [next((r.record for r in c.refs if r.slot == ref.slot), None) for c in parts]
+        records = [c.by_slot.get(ref.slot) for c in parts]
         if slot_kind(ref.slot) == "input":
             record = records[0]
         else:

@@ -9,7 +9,7 @@ from collections.abc import Container, Iterator, Sequence
 from dataclasses import dataclass
 
 from whence.align.plan_editor import MOST_PARTS, PlanEditor
-from whence.records import Call
+from whence.records import Call, in_order
 from whence.records.marks import is_unplaced
 from whence.results import CallPair
 
@@ -114,12 +114,12 @@ def _sums_of(
     other run.
     """
     by_input: defaultdict[object, list[Call]] = defaultdict(list)
-    for call in sorted(parts, key=lambda c: c.order):
+    for call in in_order(parts):
         inputs = call.slots("input")
         if inputs and extent(editor, side, call):
             by_input[inputs[0].record].append(call)
     counts: Counter[tuple[str, tuple[str, ...]]] = Counter()
-    for whole in sorted(wholes, key=lambda c: c.order):
+    for whole in in_order(wholes):
         width = extent(editor, across(side), whole)
         for chosen in (c for members in by_input.values() for c in _neighbours(members)):
             if not width or sum(extent(editor, side, c) for c in chosen) != width:

@@ -71,7 +71,7 @@ def _pair_leftovers(state: LayoutState) -> None:
         if not pair.only_reference or not pair.only_target:
             continue
         call, target_call = state.calls(pair)
-        records, target_records = ({r.slot: r.record for r in c.refs} for c in (call, target_call))
+        records, target_records = (c.by_slot for c in (call, target_call))
         slots, free = list(pair.slots), list(pair.only_target)
         for name in pair.only_reference:
             kind = name.partition(".")[0]

@@ -16,7 +16,7 @@ from whence.align.calls.facing_tensors import with_programs
 from whence.align.calls.joined_programs import with_joined_program
 from whence.align.derived_run import renumbered
 from whence.align.quantised.operands import MEASURE, operands, plain_type
-from whence.records import Call, Program, Ref, Run
+from whence.records import Call, Program, Ref, Run, in_order
 from whence.records.marks import Mark, mark
 from whence.records.slots import is_param, param_name
 
@@ -48,7 +48,7 @@ def joined(run: Run) -> Run:
     if not any(plain_type(call) in MEASURE for call in calls):
         return run
     steps: dict[object, list[Call]] = defaultdict(list)
-    for call in sorted(calls, key=lambda c: c.order):
+    for call in in_order(calls):
         steps[step_of(call)].append(call)
     layers = [layer for step in steps.values() for layer in _Graph(step).layers()]
     wholes, programs = dict[int, Call](), dict[str, Program]()
@@ -61,7 +61,7 @@ def joined(run: Run) -> Run:
     kept = [c for c in run.calls if c.id not in inside or plain_type(c) in MEASURE]
     read = {r.record for c in (*kept, *wholes.values()) for r in c.refs if c.id not in inside}
     begun = []
-    for call in sorted(run.calls, key=lambda c: c.order):
+    for call in in_order(run.calls):
         if call.id in wholes:
             begun.append(wholes[call.id])
         elif call.id not in inside or any(r.record in read for r in call.slots("output")):
@@ -114,7 +114,7 @@ class _Graph:
         measured = [ref.record for ref in factors if not is_param(ref.slot)]
         if len(own) != 1 or measured != [measure.slots("output")[1].record]:
             return None
-        members = sorted((measure, scales, call, cast, product), key=lambda c: c.order)
+        members = in_order((measure, scales, call, cast, product))
         op_type = _PRODUCTS[plain_type(call)]
         return _Layer(tuple(members), op_type, reads[1], own[0], reads.get(3))
 

@@ -36,7 +36,7 @@ from whence.align.values.value_graph import Stretch, ValueGraph, is_move, kind_o
 from whence.dtypes import Array
 from whence.errors import ElementsMissing
 from whence.frameworks import host
-from whence.records import Call, Looked, Over, Program, Record, Ref, Run
+from whence.records import Call, Looked, Over, Program, Record, Ref, Run, in_order
 from whence.records.marks import Mark, has_mark
 from whence.records.quantised import (
     Coded,
@@ -162,7 +162,7 @@ class CodedSide:
 
     def __init__(self, run: Run) -> None:
         self.run = run
-        leaves = sorted((c for c in selected(run.calls) if c.leaf), key=lambda c: c.order)
+        leaves = in_order(c for c in selected(run.calls) if c.leaf)
         self.values = CodedValues(run, leaves)
         self.made = list[Decoded]()
         self._numbers: dict[int, int] = {}
@@ -360,7 +360,7 @@ def _member(call: Call) -> Member:
     return Member(
         call.scope,
         call.program,
-        {ref.slot: ref.record for ref in call.refs},
+        call.by_slot,
         plain_type(call),
         {place: ref.record for place, ref in operands(call).items()},
         tuple(ref.record for ref in call.slots("output")),

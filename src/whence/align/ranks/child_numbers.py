@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from msgspec.structs import replace
 
 from whence.align.ranks.groups import Key, Side
-from whence.records import Call
+from whence.records import Call, in_order
 from whence.records.slots import is_of_child, split_child
 from whence.records.training import backward_child, backward_of
 
@@ -25,7 +25,7 @@ def number_children(side: Side) -> None:
     if len(side.ranks) < 2:
         return
     below: dict[int, list[Call]] = defaultdict(list)
-    for call in sorted(side.calls, key=lambda c: c.order):
+    for call in in_order(side.calls):
         if call.phase == "forward" and call.parent >= 0 and not call.op:
             below[call.parent].append(call)
     by_order = {(call.rank, call.order): call.id for call in side.calls}

@@ -32,7 +32,7 @@ from whence.align.ranks.shards import FITS, Layout, Level, Shape, Shard
 from whence.display import listed
 from whence.dtypes import Array
 from whence.errors import ElementsMissing, UsageError
-from whence.records import Call, Record, Ref, Run, Sketch, Statistics, marks
+from whence.records import Call, Record, Ref, Run, Sketch, Statistics, in_order, marks
 from whence.records.program import side_by_side
 from whence.records.slots import is_input, is_output, is_param, slot_kind
 from whence.records.training import BACKWARD, GRADIENTS, is_of_step
@@ -100,7 +100,7 @@ def _same_shapes(reference: Run, target: Run) -> bool:
         if partner is None:
             continue
         met = True
-        slots = {r.slot: r.record for r in partner.refs}
+        slots = partner.by_slot
         for ref in call.refs:
             if (
                 ref.slot in slots
@@ -194,7 +194,7 @@ def _made(partners: dict[Hashable, Call], source: tuple[Hashable, str] | None) -
     maker = partners.get(source[0]) if source is not None else None
     if maker is None or source is None:
         return None
-    return next((ref.record for ref in maker.refs if ref.slot == source[1]), None)
+    return maker.by_slot.get(source[1])
 
 
 def _reading(call: Call, like: Call, given: dict[str, int]) -> Call:
@@ -461,7 +461,7 @@ def _position(side: Side, lead: dict[Key, Call]) -> dict[Key, tuple[Any, ...]]:
     """
     positions: dict[Key, tuple[Any, ...]] = {}
     by_rank: dict[int, list[Call]] = defaultdict(list)
-    for call in sorted(side.calls, key=lambda c: c.order):
+    for call in in_order(side.calls):
         by_rank[call.rank].append(call)
     main = lead[next(iter(side.groups))].rank
     roots: dict[Key, int] = {}

@@ -16,7 +16,7 @@ from whence.align.derived_run import Derived
 from whence.dtypes import Array
 from whence.errors import ElementsMissing
 from whence.frameworks import host
-from whence.records import Call, Record, Run
+from whence.records import Call, Record, Run, in_order
 from whence.records.slots import is_input, is_param, is_written
 from whence.results import TENSOR_RULE, CallPair, Made, SlotPair
 
@@ -185,7 +185,7 @@ def pairs_of_tensors(
 
     paired: by record. inner: by call, (slot, record) of what is inside.
     """
-    for call in sorted(calls, key=lambda c: c.order):
+    for call in in_order(calls):
         refs = [(r.slot, r.record) for r in call.refs if r.record in paired]
         outputs = [ref for ref in refs if is_written(ref[0])]
         chief = next(iter((*outputs, *inner.get(call.id, ()))), None)

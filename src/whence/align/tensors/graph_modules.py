@@ -35,7 +35,7 @@ from whence.align.tensors.module_outputs import (
     module_outputs,
 )
 from whence.errors import ElementsMissing
-from whence.records import Call, Ref, Run, children
+from whence.records import Call, Ref, Run, children, in_order
 from whence.records.region import hands_on
 from whence.records.slots import is_param, param_name
 from whence.results import Plan, SlotPair
@@ -113,7 +113,7 @@ class GraphModules:
             if call is None or target_call.phase != "forward":
                 continue
             self.met.add(target_call.id)
-            records = {r.slot: r.record for r in target_call.refs}
+            records = target_call.by_slot
             for ref in call.refs:
                 if not is_param(ref.slot) and ref.slot in records:
                     self._pair(
@@ -173,7 +173,7 @@ class GraphModules:
         }
         by_step: dict[int, list[Tap]] = defaultdict(list)
         counts: Counter[tuple[Any, ...]] = Counter()
-        for kid in sorted(selected(self.target.calls), key=lambda c: c.order):
+        for kid in in_order(selected(self.target.calls)):
             if kid.kind != "operator" or kid.phase != "forward" or kid.id in used:
                 continue
             key = (kid.parent, kid.scope, kid.op_type)
@@ -265,17 +265,13 @@ class GraphModules:
         the graph. outer: its partner in the reference.
         """
         slots = {r.record: r.slot for r in reversed(above.refs)}
-        records = {r.slot: r.record for r in outer.refs}
+        records = outer.by_slot
         refs = []
         for ref in graph.refs:
             if is_param(ref.slot):
                 path, _, name = param_name(ref.slot).rpartition(".")
                 call = self.by_key.get(self.key(graph, graph.root, path, 0))
-                record = (
-                    {r.slot: r.record for r in call.refs}.get(f"param.{name}")
-                    if call is not None
-                    else None
-                )
+                record = call.by_slot.get(f"param.{name}") if call is not None else None
             else:
                 record = records.get(slots.get(ref.record, ""))
             if record is not None:

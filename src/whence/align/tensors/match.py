@@ -32,7 +32,7 @@ from whence.align.tensors.elements import (
     pairs_of_tensors,
     split,
 )
-from whence.records import Call, Run
+from whence.records import Call, Run, in_order
 from whence.records.slots import is_written, slot_kind
 from whence.results import CallPair, Plan, SlotPair
 
@@ -244,11 +244,11 @@ class _LabelPairing:
                         call.scope,
                     )
                 )
-        return sorted(out, key=lambda t: t.order)
+        return in_order(out)
 
     def _places(self, step: int) -> list[Place]:
         places: dict[int, Place] = {}
-        for call in sorted(selected(self.rich.calls), key=lambda c: c.order):
+        for call in in_order(selected(self.rich.calls)):
             if call.step != step or call.kind != "module" or call.phase != "forward":
                 continue
             name, numbers = split(call.scope)
@@ -297,7 +297,7 @@ class _LabelPairing:
         read: set[int] = set()
         below: Counter[int] = Counter()
         ended = {r.record for c in self.rich.calls for r in c.refs if is_written(r.slot)}
-        for call in sorted(self.rich.calls, key=lambda c: c.order):
+        for call in in_order(self.rich.calls):
             place = below[call.parent]
             below[call.parent] += 1
             for ref in call.slots("input"):

@@ -22,7 +22,7 @@ from whence.align.derived_run import renumbered
 from whence.align.values.corresponding import corresponding
 from whence.align.values.flat_calls import flat
 from whence.align.values.value_graph import Stretch, ValueGraph, is_move
-from whence.records import Call, Program, Ref, Run
+from whence.records import Call, Program, Ref, Run, in_order
 from whence.records.marks import Mark, has_mark
 from whence.records.slots import is_input, is_param
 
@@ -150,7 +150,7 @@ def _graphs(
     run: Run, roots: Mapping[str, str], parameters: Collection[int]
 ) -> Iterator[tuple[object, ValueGraph]]:
     calls: dict[object, list[Call]] = {}
-    for call in sorted(selected(run.calls), key=lambda c: c.order):
+    for call in in_order(selected(run.calls)):
         if call.leaf:
             calls.setdefault(step_of(call), []).append(call)
     for call in run.calls:
@@ -209,7 +209,7 @@ def with_wholes(
     members = {call.id for part in parts for call in part.calls}.union(left_out)
     begun: list[Call] = []
     names: Counter[object] = Counter()
-    for call in sorted(run.calls, key=lambda c: c.order):
+    for call in in_order(run.calls):
         if call.id in heads:
             number = heads[call.id]
             whole, program = whole_of(parts[number], first + number)

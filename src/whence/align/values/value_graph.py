@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from whence import dtypes
 from whence.align.calls.input_order import MOVES
-from whence.records import Call, Record, Ref, Run
+from whence.records import Call, Record, Ref, Run, in_order
 from whence.records.slots import is_output
 
 ATEN_MOVES = frozenset((
@@ -259,7 +259,7 @@ class ValueGraph:
                 for call in (maker, *self._unshown[maker.id]):
                     calls_behind[call.id] = call
                     waiting += [(ref.record, False) for ref in reversed(call.slots("input"))]
-        calls = sorted(calls_behind.values(), key=lambda call: call.order)
+        calls = in_order(calls_behind.values())
         params = [ref.record for call in calls for ref in call.slots("param")]
         params += [record for record in ends if record in self._parameters]
         reads = [record for record in ends if record not in self._parameters]

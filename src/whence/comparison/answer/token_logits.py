@@ -19,7 +19,18 @@ import numpy as np
 from whence import align, dtypes
 from whence.dtypes import Array
 from whence.errors import ElementsMissing
-from whence.records import Call, Collective, Note, Program, Record, Ref, Run, Step, missing_of
+from whence.records import (
+    Call,
+    Collective,
+    Note,
+    Program,
+    Record,
+    Ref,
+    Run,
+    Step,
+    in_order,
+    missing_of,
+)
 from whence.records.logits import maker_of, note_of_maker
 from whence.results import Comparison, Status, TokenKind, ViewRow
 
@@ -63,7 +74,7 @@ def _candidates(run: Run) -> dict[TokenKey, list[TokenLogits]]:
     """
     named: dict[TokenKey, list[TokenLogits]] = defaultdict(list)
     every: dict[TokenKey, list[TokenLogits]] = defaultdict(list)
-    for call in sorted(run.calls, key=lambda c: c.order):
+    for call in in_order(run.calls):
         for ref in (
             call.slots("output")
             if call.phase == "forward" and call.kind in ("module", "operator", "tensor", "label")

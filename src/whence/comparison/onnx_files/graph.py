@@ -21,7 +21,7 @@ from whence.readers.encodings.onnx_model import OnnxGraph, OnnxModel, OnnxNode
 from whence.readers.encodings.onnx_tensor import OnnxTensor
 from whence.readers.formats import onnx_model
 from whence.readers.source import Place
-from whence.records import Call, Run
+from whence.records import Call, Run, in_order
 from whence.records.marks import Mark, mark_value
 from whence.records.slots import is_param, param_name, split_slot
 
@@ -254,7 +254,7 @@ def of_session(run: Run) -> Graph:
     first = min(calls, key=lambda c: c.order)
     calls = [c for c in calls if (c.root, c.step, c.rank) == (first.root, first.step, first.rank)]
     graph = Graph(run.path)
-    for call in sorted(calls, key=lambda c: c.order):
+    for call in in_order(calls):
         graph.nodes.append(_node(run, call, graph))
     written = {v for node in graph.nodes for v in node.outputs}
     read = {v for node in graph.nodes for v in node.inputs}

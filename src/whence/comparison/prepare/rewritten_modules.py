@@ -18,7 +18,7 @@ import msgspec
 from whence import align, judge
 from whence.display import listed
 from whence.errors import ReplayRefused
-from whence.records import Call, Over, Program, Ref, Run, children
+from whence.records import Call, Over, Program, Ref, Run, children, in_order
 from whence.records.marks import Mark, has_mark
 from whence.records.region import renumbered
 from whence.records.slots import (
@@ -198,7 +198,7 @@ def _backward_of(run: Run, sites: Collection[Site]) -> list[list[Call]]:
     """
     groups: list[list[Call]] = []
     last: Call | None = None
-    for call in sorted(run.calls, key=lambda c: c.order):
+    for call in in_order(run.calls):
         if call.kind != "operator" or call.phase != "backward":
             continue
         if (call.root, call.scope) in sites:

@@ -95,7 +95,7 @@ class TrainingCalls:
 
     def is_loss(self, model: Call, slot: str) -> bool:
         """Whether the backward pass starts at this output, or at a loss that reads it."""
-        record = next((ref.record for ref in model.refs if ref.slot == slot), -1)
+        record = model.by_slot.get(slot, -1)
         if any(
             ref.record == record and is_input(ref.slot)
             for loss in self._losses[_place(model)]

@@ -333,7 +333,7 @@ def _check(training: TrainingCalls, wrapper: Call, inner: Call) -> None:
     """
     if len(training.modules(wrapper)) > 1:
         raise StillWrapped(f"{wrapper.name} calls more than one module")
-    returned = {ref.slot: ref.record for ref in inner.refs}
+    returned = inner.by_slot
     for ref in wrapper.refs:
         if is_output(ref.slot) and returned.get(ref.slot, ref.record) != ref.record:
             raise StillWrapped(f"{wrapper.name} returns another {ref.slot} than its model")

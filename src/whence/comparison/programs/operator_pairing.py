@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from whence.align.calls.sequence_alignment import blocks
-from whence.records import Call, Ref, Run
+from whence.records import Call, Ref, Run, in_order
 from whence.records.marks import Mark, has_mark, taken_parameters
 from whence.records.slots import split_slot
 
@@ -19,7 +19,7 @@ from whence.records.slots import split_slot
 def operators(run: Run) -> list[Call]:
     """The operators of a program, or of a run of one, in order."""
     calls = (c for c in run.calls if not has_mark(c, Mark.PUT_TOGETHER))
-    return sorted(calls, key=lambda c: c.order)
+    return in_order(calls)
 
 
 def running_operators(calls: Sequence[Call]) -> int:

@@ -17,7 +17,7 @@ from msgspec.structs import replace
 from whence.errors import ReplayRefused
 from whence.frameworks.paddle_programs import DRAWS, FOLDED
 from whence.readers import ForeignRun
-from whence.records import Call, Over, Program, Ref, Run
+from whence.records import Call, Over, Program, Ref, Run, in_order
 from whence.records.marks import Mark, mark_values, taken_parameters
 from whence.records.slots import input_name, is_input, param_name, split_slot
 from whence.replay.paddle_translation import Operand, program
@@ -35,7 +35,7 @@ def with_programs(run: Run, saved: Run, operator_of: Mapping[int, int]) -> Run:
     changed: dict[int, Call] = {}
     variables = _Variables(saved)
     steps: defaultdict[tuple[int, str, int, int], list[Call]] = defaultdict(list)
-    for call in sorted((c for c in run.calls if c.id in operator_of), key=lambda c: c.order):
+    for call in in_order(c for c in run.calls if c.id in operator_of):
         steps[call.rank, call.root, call.step, call.micro].append(call)
     for calls in steps.values():
         variables.begin_step()

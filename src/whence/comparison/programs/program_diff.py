@@ -20,7 +20,7 @@ from whence.comparison.programs.operator_pairing import (
 from whence.errors import ElementsMissing, UnreadableRun
 from whence.frameworks import host
 from whence.readers.opening import open_run
-from whence.records import Call, Run
+from whence.records import Call, Run, in_order
 from whence.records.marks import Mark, has_mark
 from whence.records.slots import param_name
 
@@ -237,7 +237,7 @@ def _with_changes_of_shape(
             ):
                 members[producer.id] = producer
                 todo.append(producer)
-    return sorted(members.values(), key=lambda c: c.order)
+    return in_order(members.values())
 
 
 def _folded(calls: Sequence[Call], ends: Sequence[Call], paired: Set[int]) -> set[int]:

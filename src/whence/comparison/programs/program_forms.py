@@ -23,7 +23,7 @@ from whence.comparison.programs.program_diff import (
 )
 from whence.dtypes import Array
 from whence.errors import ReplayRefused
-from whence.records import Call, Run
+from whence.records import Call, Run, in_order
 from whence.records.marks import taken_parameters
 from whence.records.slots import param_name, split_slot
 from whence.replay.paddle_translation import Operand, program
@@ -160,7 +160,7 @@ class _Side:
             if call is not None and call.id not in calls:
                 calls[call.id] = call
                 todo += [r.record for r in call.slots("input") if r.record not in known]
-        return sorted(calls.values(), key=lambda call: call.order)
+        return in_order(calls.values())
 
     def result(self, calls: Sequence[Call], end: int, values: dict[int, Array]) -> Array:
         """The array of record `end` after running these operators on `values` (by record), which

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from functools import cached_property
 from typing import NamedTuple
 
-from whence.records import Call, Collective, Over, Placement, Record, Run, collectives_of
+from whence.records import Call, Collective, Over, Placement, Record, Run, collectives_of, in_order
 from whence.store import StoredRun
 
 
@@ -43,7 +43,7 @@ class RankCalls:
     def __init__(self, run: Run) -> None:
         self.run = run
         self.at: dict[Moment, dict[int, Call]] = {}
-        calls = sorted(run.calls, key=lambda call: call.order)
+        calls = in_order(run.calls)
         for call in calls:
             moment = Moment(
                 call.root,
@@ -63,7 +63,7 @@ class RankCalls:
     def collectives(self) -> dict[int, list[Collective]]:
         """By rank, its collectives in the order in which it issued them."""
         by_rank: dict[int, list[Collective]] = {rank: [] for rank in self.ranks}
-        for collective in sorted(collectives_of(self.run), key=lambda c: c.order):
+        for collective in in_order(collectives_of(self.run)):
             by_rank[collective.rank].append(collective)
         return by_rank
 
@@ -77,14 +77,14 @@ class RankCalls:
 
     def record(self, call: Call, slot: str) -> Record | None:
         """The record in a slot of a call; None if the call has no such slot."""
-        number = next((ref.record for ref in call.refs if ref.slot == slot), None)
+        number = call.by_slot.get(slot)
         return None if number is None else self._records[number]
 
     def print_of(self, call: Call, slot: str) -> Print | None:
         """The fingerprint of a slot's tensor; None if the call lacks the slot, or the record has
         neither hash nor statistics.
         """
-        number = next((ref.record for ref in call.refs if ref.slot == slot), None)
+        number = call.by_slot.get(slot)
         if number is None:
             return None
         if number not in self._prints:

@@ -63,7 +63,7 @@ class TreeReplay:
         """
         loaded = self.side.trusted(call)
         program = loaded.program
-        records = {r.slot: r.record for r in call.refs}
+        records = call.by_slot
         inputs: dict[str, Array] = {}
         for slot in program.inputs:
             if is_of_child(slot):
@@ -247,7 +247,7 @@ class TreeWalk(TreeReplay):
                     | {slot: array for slot, array in substitutes.items() if array is not None},
                 )
             return
-        records = {r.slot: r.record for r in call.refs}
+        records = call.by_slot
         self.state.update(
             (records[slot], array) for slot, array in results.items() if slot in records
         )
@@ -265,7 +265,7 @@ class TreeWalk(TreeReplay):
         }
 
     def passing(self, call: Call, arrays: Mapping[str, Array]) -> dict[str, Array]:
-        records = {r.slot: r.record for r in call.refs}
+        records = call.by_slot
         out = dict(arrays)
         for slot, array in arrays.items():
             record = records.get(slot)

@@ -18,7 +18,7 @@ from whence.dtypes import Array
 from whence.errors import ElementsMissing, ReplayRefused
 from whence.frameworks.operator_names import VIEWS, base_name
 from whence.judge.precision import mask_fill
-from whence.records import Call, Program, Ref, Run, children
+from whence.records import Call, Program, Ref, Run, children, in_order
 from whence.records.marks import OVERWRITTEN, EngineModel, Mark, has_mark
 from whence.records.slots import (
     SlotKind,
@@ -85,7 +85,7 @@ class ReplaySource:
         """
         made: dict[int, int] = {}
         read: set[int] = set()
-        for call in sorted(self.run.calls, key=lambda c: c.order):
+        for call in in_order(self.run.calls):
             if call.leaf or call.kind == "operator":
                 read.update(r.record for r in call.slots("input") if r.record not in made)
                 for ref in call.refs:
@@ -199,11 +199,11 @@ class ReplaySource:
             if k >= len(kids):
                 return None
             call = self.run.calls[kids[k]]
-        return next((r.record for r in call.refs if r.slot == slot), None)
+        return call.by_slot.get(slot)
 
     def records(self, call: Call, slots: Iterable[str]) -> dict[str, int]:
         """The records of these slots, as far as they were captured."""
-        by_slot = {r.slot: r.record for r in call.refs}
+        by_slot = call.by_slot
         records = {
             slot: self.record(call, slot) if is_of_child(slot) else by_slot.get(slot)
             for slot in slots
@@ -425,4 +425,4 @@ class ReplaySource:
 def _written_to(call: Call, slot: str) -> int:
     """The record that an operator overwrote through this slot, -1 if it is not known."""
     before = slot_of_kind(slot, SlotKind.INPUT)
-    return next((r.record for r in call.refs if r.slot == before), -1)
+    return call.by_slot.get(before, -1)

@@ -42,7 +42,7 @@ class _TreeBetweenPairs(TreeReplay):
     def run(self, call: Call, inputs: Mapping[str, Array]) -> dict[str, Array]:
         """The outputs and mutated tensors of `call`, by slot. Raises ReplayRefused."""
         target_tensors = self._shown(call) if call.id in self._sides.paired else {}
-        records = {r.slot: r.record for r in call.refs}
+        records = call.by_slot
         self.state.update(
             (records[slot], array) for slot, array in target_tensors.items() if is_mutated(slot)
         )
@@ -206,7 +206,7 @@ class WholeCall:
         rounded to a 16-bit working dtype.
         """
         sides, run = self._sides, self._sides.reference.run
-        refs = {r.slot: r.record for r in call.refs}
+        refs = call.by_slot
         missing = [s for s in loaded.program.params if s not in refs]
         if missing:
             raise ReplayRefused(f"{missing[0]} of {call.scope} was not captured")

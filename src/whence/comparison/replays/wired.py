@@ -40,7 +40,7 @@ class WiredReplay(TreeReplay):
             composed, own = self.side.composed(call), {r.slot for r in call.refs}
             results = super().run(composed, {**self._handed(composed), **given_tensors})
             return {slot: array for slot, array in results.items() if slot in own}
-        records = {r.slot: r.record for r in call.refs}
+        records = call.by_slot
         given_tensors = self.passing(call, given_tensors)
         around, self._made = self._made, self._made.new_child()
         try:

@@ -172,7 +172,7 @@ class _Steps:
         self._steps: dict[tuple[int, str, str, str], list[_Step]] = {}
         for call in run.calls:
             if call.phase == OPTIMIZER and call.op != GRADIENTS:
-                left = next((ref.record for ref in call.refs if ref.slot == _LEFT), None)
+                left = call.by_slot.get(_LEFT)
                 if left is not None:
                     key = call.rank, call.root, call.scope, call.op
                     self._steps.setdefault(key, []).append(_Step(call.order, call.id, left))

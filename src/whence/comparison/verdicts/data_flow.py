@@ -22,7 +22,7 @@ from msgspec.structs import replace
 
 from whence.comparison.verdicts.pair_errors import PairErrors
 from whence.judge.limits import LIMITS
-from whence.records import Call
+from whence.records import Call, in_order
 from whence.records.slots import is_of_child, is_param, is_read, is_written
 from whence.results import GUILTY, Evidence, SlotPair, Verdict, VerdictKind
 
@@ -231,7 +231,7 @@ class DataFlow:
     def _target_leaves(self) -> Sequence[Call]:
         """The target's calls without children, in execution order."""
         calls, kids = self._paired.target.calls, self._paired.target_kids
-        return sorted((c for c in calls if not kids.get(c.id)), key=lambda call: call.order)
+        return in_order(c for c in calls if not kids.get(c.id))
 
     def _left(self, key: Key, verdict: Verdict) -> list[SlotPair]:
         """The pairs of a suspect's output tensors."""

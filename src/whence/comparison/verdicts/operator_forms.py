@@ -197,7 +197,7 @@ def _is_used(run: Run, call: Call, slot: str) -> bool:
     A missing matrix is not reported: no call can do without it, so the other side holds it in a
     place that was not captured.
     """
-    record = next((r.record for r in call.refs if r.slot == slot), None)
+    record = call.by_slot.get(slot)
     if record is None or not is_param(slot) or not _is_plain_float(run.records[record].dtype):
         return False
     if len(run.records[record].shape) > 1:

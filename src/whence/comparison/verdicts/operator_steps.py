@@ -30,7 +30,7 @@ from whence.comparison.replays.wired import WiredReplay
 from whence.dtypes import Array
 from whence.errors import ElementsMissing, ReplayRefused
 from whence.frameworks.operator_names import base_name
-from whence.records import Call, Ref, Run, children
+from whence.records import Call, Ref, Run, children, in_order
 from whence.records.slots import is_input, is_mutated, is_param, is_read, is_written, split_slot
 from whence.records.training import OPTIMIZER
 from whence.results import SlotPair
@@ -289,7 +289,7 @@ class _StepReplay(WiredReplay):
         return self.leave(step.calls, step.after.values())
 
     def _held(self, loaded: Any, call: Call, working: str) -> Any:
-        records = {r.slot: r.record for r in call.refs}
+        records = call.by_slot
         arrays = {
             slot: self._target.array(self._twins[records[slot]]) for slot in loaded.program.params
         }
@@ -336,7 +336,7 @@ class _StepReplay(WiredReplay):
 def _steps_of(run: Run) -> list[Step]:
     read: set[int] = set()
     elsewhere: set[int] = set()
-    for call in sorted((c for c in run.calls if c.phase != OPTIMIZER), key=lambda c: c.order):
+    for call in in_order(c for c in run.calls if c.phase != OPTIMIZER):
         reads = (r.record for r in call.refs if is_read(r.slot))
         read.update(n for n in reads if call.phase == "forward" and n not in elsewhere)
         if call.kind == "operator":

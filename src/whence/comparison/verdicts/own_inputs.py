@@ -51,7 +51,7 @@ class CallsOnOwnInputs:
         return self._right[key]
 
     def _right_of(self, call: Call, partner: Call) -> set[str]:
-        target = {r.slot: r.record for r in partner.refs}
+        target = partner.by_slot
         inputs = {s: self._target.array(n) for s, n in target.items() if is_input(s)}
         slots = [r.slot for r in call.slots("output") if not align.is_cache(r.slot)]
         working = self._working_dtype(call, target[slots[0]]) if slots else "recorded"
@@ -127,7 +127,7 @@ class CallsOnOwnInputs:
         self, call: Call, inputs: dict[str, Array], dtypes_of_run: tuple[str, str], seed: int | None
     ) -> dict[str, Array]:
         working, rounded_to = dtypes_of_run
-        records = {r.slot: r.record for r in call.refs}
+        records = call.by_slot
         chain = _Watched(
             self._source,
             working,

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from whence.records import Call
+from whence.records import Call, in_order
 from whence.records.marks import Mark, has_mark
 from whence.results import CallPair, Verdict, VerdictKind
 
@@ -41,7 +41,7 @@ def declare_patched(
 def _patched(calls: Sequence[Call]) -> set[int]:
     """Ids of the calls that carry the note, and of those below them."""
     patched: set[int] = set()
-    for call in sorted(calls, key=lambda c: c.order):  # parents before children
+    for call in in_order(calls):  # parents before children
         if call.parent in patched or has_mark(call, Mark.PATCHED):
             patched.add(call.id)
     return patched

@@ -410,7 +410,7 @@ class StaleTensors:
         if place is None:
             return ""
         call, slot = place
-        now = _record(call, slot)
+        now = call.by_slot.get(slot)
         for step in range(call.step - 1, max(call.step - 1 - _STEPS_BACK, -1), -1):
             if now is not None and self._is_that_of(step, call, slot, now):
                 return f"it is bitwise that of step {step}: stale"
@@ -434,7 +434,7 @@ class StaleTensors:
     def _is_that_of(self, step: int, call: Call, slot: str, now: int) -> bool:
         """Is a tensor of a call bitwise what the call left in a slot in an earlier step?"""
         target, earlier = self._paired.target, self._calls.get(_key(call, step))
-        before = _record(earlier, slot) if earlier is not None else None
+        before = earlier.by_slot.get(slot) if earlier is not None else None
         if before == now:
             return False
         try:
@@ -449,10 +449,6 @@ class StaleTensors:
         if b is None or a.shape != b.shape or a.size < _TELLING or a.tobytes() != b.tobytes():
             return False
         return bool(np.any(a != a.reshape(-1)[0]))
-
-
-def _record(call: Call, slot: str) -> int | None:
-    return next((ref.record for ref in call.refs if ref.slot == slot), None)
 
 
 def _key(call: Call, step: int) -> Hashable:

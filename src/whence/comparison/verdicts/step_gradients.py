@@ -171,7 +171,7 @@ class StepGradients:
         for call in self._paired.calls:
             if call.phase != "backward":
                 continue
-            records = {r.slot: r.record for r in call.refs}
+            records = call.by_slot
             index = self._paired.pair_of.get(call.id)
             slots = self._paired.slots[index] if index is not None else {}
             for slot, pair in slots.items():

@@ -166,7 +166,7 @@ class StretchReplay(WiredReplay):
         return of_reference | of_target
 
     def passing(self, call: Call, arrays: Mapping[str, Array]) -> dict[str, Array]:
-        records = {r.slot: r.record for r in call.refs}
+        records = call.by_slot
         passed = dict(arrays)
         for slot, array in arrays.items():
             record = records.get(slot, -1)

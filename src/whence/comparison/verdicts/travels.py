@@ -578,7 +578,7 @@ class Neighbourhoods:
             replaced=replaced,
         )
         results = chain.run(call, arrays)
-        records = {r.slot: r.record for r in call.refs}
+        records = call.by_slot
         left = {record: chain.state[record] for record in stretch.left if record in chain.state}
         left |= {records[slot]: array for slot, array in results.items() if slot in records}
         if not left.keys() >= stretch.left.keys():

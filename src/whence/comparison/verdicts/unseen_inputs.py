@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from whence import judge
 from whence.comparison.verdicts.pair_errors import PairErrors
-from whence.records import Run
+from whence.records import Run, in_order
 from whence.records.marks import Mark, has_mark
 from whence.records.slots import is_input, is_written
 from whence.results import SlotPair
@@ -41,7 +41,7 @@ class UnseenInputs:
         ] = {}  # up to the call of this name, in steps before
         upto: dict[int, judge.PairError] = {}  # by record, the largest on the way to it
         step: dict[tuple[int, str], int] = {}
-        for call in sorted(paired.calls, key=lambda c: c.order):
+        for call in in_order(paired.calls):
             index = paired.pair_of.get(call.id)
             came_in = _NOTHING
             for ref in call.slots("input"):

@@ -16,7 +16,7 @@ from whence.comparison.paired_runs import PairedRuns
 from whence.comparison.views import Tool, tool
 from whence.comparison.views.formulas import Figures
 from whence.errors import ElementsMissing
-from whence.records import Call, Dumped, Record, Run
+from whence.records import Call, Dumped, Record, Run, in_order
 from whence.records.marks import Mark, has_mark
 from whence.results import CallPair, Shown, SlotPair, ViewRow
 
@@ -72,7 +72,7 @@ def _rows(
             yield (call.order, 0, i), row
     free = {*plan.unmatched_target, *(b for _, others in plan.ambiguous for b in others)}
     last, count = -1, 0
-    for call in sorted(target.calls, key=lambda c: c.order):
+    for call in in_order(target.calls):
         last = order_of.get(call.id, last)
         if call.id in free and moves_against_themselves and _moves(call):
             count += 1

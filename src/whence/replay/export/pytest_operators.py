@@ -10,7 +10,7 @@ import torch
 
 from whence import dtypes
 from whence.errors import ReplayRefused
-from whence.records import Call, Run
+from whence.records import Call, Run, in_order
 from whence.records.slots import is_input, is_mutated, is_state, split_slot
 from whence.replay.export import support
 from whence.replay.export.pytest_files import OPERATOR, PLAIN_CLASSES, Folder, spread_over
@@ -146,7 +146,7 @@ def _incoming(
         ]
         for k, out in enumerate(outputs):
             form = run.records[out.record]
-            for later in sorted(backward.get((call.rank, call.order), ()), key=lambda c: c.order):
+            for later in in_order(backward.get((call.rank, call.order), ())):
                 reads = [
                     r.record for r in later.refs if is_input(r.slot) and r.record not in records
                 ]

@@ -153,7 +153,7 @@ def with_shape(array: Array, shape: tuple[int, ...]) -> Array:
 
 def _records(call: Call, layer: QuantisedLayer | None) -> Mapping[str, int]:
     """The records of the slots of a call's program."""
-    return layer.own if layer is not None else {ref.slot: ref.record for ref in call.refs}
+    return layer.own if layer is not None else call.by_slot
 
 
 def _as_reads(run: Run, layer: QuantisedLayer | None, slot: str, value: Array) -> Array:

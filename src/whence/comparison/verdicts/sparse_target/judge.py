@@ -29,7 +29,7 @@ from whence.errors import ElementsMissing, ReplayRefused
 from whence.judge import block_quantisation
 from whence.judge.limits import CODES_EXPLAINED, CODES_MOSTLY
 from whence.judge.policy import Entry
-from whence.records import Call, Program, Region
+from whence.records import Call, Program, Region, in_order
 from whence.records.program import Operand
 from whence.records.slots import is_inside, is_param, split_slot
 from whence.results import (
@@ -674,7 +674,7 @@ class ShownTensors:
     def roots(self) -> list[Call]:
         """The root calls that contain shown tensors, in execution order."""
         roots = dict.fromkeys(self.path(call)[0] for call in self.pairs)
-        return sorted((self.paired.calls[root] for root in roots), key=lambda c: c.order)
+        return in_order(self.paired.calls[root] for root in roots)
 
     def is_within(self, call: int, above: int) -> bool:
         """Whether a call is `above` or lies inside it."""

@@ -16,7 +16,7 @@ from whence import judge
 from whence.comparison.verdicts.declared.tolerances import allows
 from whence.comparison.verdicts.pair_errors import PairErrors
 from whence.dtypes import is_half_roundoff
-from whence.records import Call, known_order
+from whence.records import Call, in_order, known_order
 from whence.records.marks import Mark, has_mark
 from whence.records.slots import is_written
 from whence.results import SlotPair, Verdict, VerdictKind
@@ -54,7 +54,7 @@ class _CallsAround:
         self._calls: dict[_StepKey, list[Call]] = defaultdict(list)
         self._passed: dict[_StepKey, int] = defaultdict(int)
         self._worst: dict[_StepKey, list[judge.PairError]] = defaultdict(list)
-        for call in sorted(paired.calls, key=lambda c: c.order) if labels else ():
+        for call in in_order(paired.calls) if labels else ():
             if (
                 call.leaf
                 and call.id in paired.pair_of
@@ -112,7 +112,7 @@ class LabelJudge:
     def verdicts(self) -> dict[tuple[int, int], Verdict]:
         """The verdicts by (call, -1)."""
         moments: dict[_StepKey, list[Call]] = defaultdict(list)
-        for label in sorted((self.paired.calls[c] for c in self._labels), key=lambda c: c.order):
+        for label in in_order(self.paired.calls[c] for c in self._labels):
             moments[_step_of(label)].append(label)
         verdicts: dict[tuple[int, int], Verdict] = {}
         for labels in moments.values():
