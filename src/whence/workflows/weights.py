@@ -72,6 +72,7 @@ def _coded(aligned: align.Aligned) -> dict[tuple[str, str], FacedWeight]:
 
     from whence import dtypes
     from whence.judge import quantised_weights, stored_codes
+    from whence.judge.error_structure import norm
 
     reference, target = aligned.reference, aligned.target
     weights: dict[tuple[str, str], FacedWeight] = {}
@@ -93,8 +94,8 @@ def _coded(aligned: align.Aligned) -> dict[tuple[str, str], FacedWeight]:
             if stored is None:
                 continue
             checked = quantised_weights.check(wide, stored)
-            off = stored_codes.norm(stored.dequantised() - wide.astype(np.float64))
-            off /= stored_codes.norm(wide) or 1.0
+            off = norm(stored.dequantised() - wide.astype(np.float64))
+            off /= norm(wide) or 1.0
             weights[key] = FacedWeight(
                 *key,
                 _name(b),
