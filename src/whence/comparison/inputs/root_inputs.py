@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from whence import align, judge
 from whence.comparison.inputs.differing_masks import differing_mask
@@ -33,8 +33,8 @@ class RootInputs:
         self.differ: set[str] = set()
 
     def sentences(self) -> list[str]:
-        """Root inputs that differ without an explanation, a sentence each. Tokens that parted
-        within noise are explained by it: a note each.
+        """Root inputs that differ without an explanation, a sentence each. Tokens that each
+        run chose are explained by what parted before: a note each.
         """
         sentences: list[str] = []
         parted: set[tuple[str, int]] = set()
@@ -139,8 +139,8 @@ class RootInputs:
         )
 
     def _parted(self, parted: Parted) -> str:
-        """A sentence about a sequence that continues with other tokens; "" where the scores before
-        were a near tie, which is noted.
+        """A sentence about a sequence that continues with other tokens; "" where each run
+        goes on as it chose, which is noted.
         """
         where = f"{parted.root} step {parted.step}" + (
             f" row {parted.micro}" if parted.micro else ""
@@ -162,25 +162,13 @@ class RootInputs:
         tokens = f"token {parted.tokens}: {parted.reference} against {parted.target}"
         for pair, slots in zip(self.paired.plan.pairs, self.paired.slots):
             call = self.paired.calls[pair.reference]
-            if (call.parent, call.root, call.step, call.micro) != (
-                -1,
-                parted.root,
-                parted.step,
-                parted.micro,
-            ):
+            place = call.parent, call.root, call.step, call.micro
+            if place != (-1, parted.root, parted.step, parted.micro):
                 continue
-            tie = _tie(
-                parted.reference,
-                parted.target,
-                (self.paired.arrays(s) for s in slots.values() if is_output(s.reference_slot)),
-            )
-            if tie:
-                gap, noise = tie
-                self.notes.append(
-                    f"{where}: {tokens}; the scores part them by {gap:.3g}, within their own "
-                    f"difference {noise:.3g}: inherited"
-                )
-                return ""
+            for choices in filter(None, (self._choices(slot, 1) for slot in slots.values())):
+                if [int(c[-1, -1]) for c in choices.tokens] == [parted.reference, parted.target]:
+                    self.notes.append(f"{where}: {tokens}, as each run chose: inherited")
+                    return ""
         return f"{where}: {tokens}; compared up to there"
 
     def _input_sentence(self, call: Call, slot: SlotPair) -> str:
@@ -203,136 +191,62 @@ class RootInputs:
         )
 
     def _token_flip(self, pair: CallPair, slot: SlotPair) -> str:
-        """Tokens that differ because the scores of the step before were a near tie: a sentence; ""
-        when that does not explain them.
+        """Tokens that differ because each run was given those that it chose a step before: a
+        sentence; "" when that does not explain them.
         """
         call = self.paired.calls[pair.reference]
-        arrays = self.paired.arrays(slot)
-        if (
-            arrays is None
-            or arrays[0].shape != arrays[1].shape
-            or arrays[0].dtype.kind not in "iu"
-            or arrays[0].ndim == 0
-        ):
+        given = self.paired.arrays(slot)
+        if given is None or given[0].shape != given[1].shape or given[0].dtype.kind not in "iu":
             return ""
-        previous = next(
-            (
-                slots
-                for p, slots in zip(self.paired.plan.pairs, self.paired.slots)
-                if self._precedes(p, call)
-            ),
-            None,
-        )
-        for score in (previous or {}).values():
-            if not is_output(score.reference_slot):
+        earlier = -1, call.root, call.step - 1, call.rank
+        for before, slots in zip(self.paired.plan.pairs, self.paired.slots):
+            maker = self.paired.calls[before.reference]
+            if (maker.parent, maker.root, maker.step, maker.rank) != earlier:
                 continue
-            scores = self.paired.arrays(score)
-            if scores is not None and _are_returned(arrays, scores):
+            rows = given[0].shape[0] if given[0].ndim > 1 else 1
+            choices = filter(None, (self._choices(s, rows) for s in slots.values()))
+            if given[0].ndim and any(each.explain(given) for each in choices):
+                a, b = (int(tokens[given[0] != given[1]][0]) for tokens in given)
                 return (
-                    f"step {call.step}: {input_name(slot.reference_slot)} differs, and each run "
-                    f"was given the tokens that it returned at step {call.step - 1}: inherited"
+                    f"step {call.step - 1}: token {a} against {b}: each run was given what it "
+                    "chose: inherited"
                 )
-            if (
-                scores is None
-                or scores[0].ndim < 2
-                or scores[0].dtype.kind in "iub"
-                or scores[0].shape != scores[1].shape
-            ):
-                continue
-            flips = _flips(arrays, scores)
-            if flips:
-                a, b, gap, noise = flips
-                tie = f"the scores part them by {gap:.3g}, within their own difference {noise:.3g}"
-                return f"step {call.step - 1}: token {a} against {b}; {tie}: inherited"
+            return ""
         return ""
 
-    def _precedes(self, pair: CallPair, call: Call) -> bool:
-        """Is this the call of the same root one step before?"""
-        earlier = self.paired.calls[pair.reference]
-        return (earlier.parent, earlier.root, earlier.step, earlier.rank) == (
-            -1,
-            call.root,
-            call.step - 1,
-            call.rank,
-        )
-
-
-def _tie(
-    token: int, target_token: int, outputs: Iterable[tuple[Array, Array] | None]
-) -> tuple[float, float] | None:
-    """(gap, noise) when both tokens are the best of their run's last scores, and nearly tied in the
-    reference's.
-    """
-    for scores in outputs:
-        if (
-            scores is None
-            or scores[0].ndim < 2
-            or scores[0].dtype.kind in "iub"
-            or scores[0].shape != scores[1].shape
-        ):
-            continue
-        x, y = (s.reshape(-1, s.shape[-1])[-1].astype(np.float64) for s in scores)
-        gap_and_noise = _near(x, y, token, target_token)
-        if gap_and_noise:
-            return gap_and_noise
-    return None
-
-
-def _near(
-    x: npt.NDArray[np.float64], y: npt.NDArray[np.float64], token: int, target_token: int
-) -> tuple[float, float] | None:
-    if (
-        not (0 <= token < x.size and 0 <= target_token < x.size)
-        or int(x.argmax()) != token
-        or int(y.argmax()) != target_token
-    ):
-        return None
-    gap, noise = float(x[token] - x[target_token]), float(np.abs(x - y).max())
-    return (gap, noise) if gap <= 2 * noise else None
-
-
-def _flips(
-    tokens: tuple[Array, Array], scores: tuple[Array, Array]
-) -> tuple[int, int, float, float] | None:
-    """(token, other token, gap, noise) of the first differing token, when every difference is the
-    argmax of near-tied scores.
-    """
-    differ = np.argwhere(tokens[0] != tokens[1])
-    first: tuple[int, int, float, float] | None = None
-    for index in differ:
-        row = int(index[0]) if tokens[0].ndim > 1 else 0
-        a, b = (
-            s.astype(np.float64).reshape(-1, s.shape[-2] if s.ndim > 2 else 1, s.shape[-1])
-            for s in scores
-        )
-        if row >= a.shape[0]:
+    def _choices(self, slot: SlotPair, rows: int) -> Choices | None:
+        """What both runs chose in an output for each of `rows`; None for any other tensor."""
+        arrays = self.paired.arrays(slot) if is_output(slot.reference_slot) else None
+        if arrays is None or arrays[0].dtype.kind == "b":
             return None
-        i, j = int(tokens[0][tuple(index)]), int(tokens[1][tuple(index)])
-        # The scores of the last position, or of the token before this one where rows are padded.
-        places = [-1, int(index[-1]) - 1] if a.shape[1] == tokens[0].shape[-1] else [-1]
-        near = next(
-            (n for p in places if p >= -1 and (n := _near(a[row, p], b[row, p], i, j))), None
-        )
-        if near is None:
+        are_tokens = all(array.dtype.kind in "iu" for array in arrays)
+        if not are_tokens:
+            if arrays[0].ndim < 2 or arrays[0].shape != arrays[1].shape:
+                return None
+            arrays = arrays[0].argmax(-1), arrays[1].argmax(-1)
+        if any(not array.size or array.size % rows for array in arrays):
             return None
-        first = first or (i, j, *near)
-    return first
+        return Choices(
+            (arrays[0].reshape(rows, -1), arrays[1].reshape(rows, -1)), 0 if are_tokens else 1
+        )
 
 
-def _are_returned(tokens: tuple[Array, Array], returned: tuple[Array, Array]) -> bool:
-    """Is every token that differs the one that its own run returned for that row: the last of a
-    row, or at the same place of it?
+class Choices(NamedTuple):
+    """The tokens that each run returned, or those of its best scores: (rows, places). ahead: how
+    many places after its scores a token stands.
     """
-    if any(array.dtype.kind not in "iu" or not array.size for array in returned):
-        return False
-    rows = tokens[0].shape[0] if tokens[0].ndim > 1 else 1
-    if any(array.size % rows for array in returned):
-        return False
-    by_row = [array.reshape(rows, -1) for array in returned]
-    for index in np.argwhere(tokens[0] != tokens[1]):
-        row, place = int(index[0]) if tokens[0].ndim > 1 else 0, int(index[-1])
-        for given, own in zip(tokens, by_row, strict=True):
-            at_place = own[row, place] if own.shape[1] > place else own[row, -1]
-            if int(given[tuple(index)]) not in (int(own[row, -1]), int(at_place)):
-                return False
-    return True
+
+    tokens: tuple[Array, Array]
+    ahead: int
+
+    def explain(self, given: tuple[Array, Array]) -> bool:
+        """Whether every token that differs is the one that its own run chose for that row: the last
+        of a row, or at its place of it.
+        """
+        for index in np.argwhere(given[0] != given[1]):
+            row, place = int(index[0]) if given[0].ndim > 1 else 0, int(index[-1]) - self.ahead
+            for tokens, own in zip(given, self.tokens, strict=True):
+                at_place = own[row, place] if 0 <= place < own.shape[1] else own[row, -1]
+                if tokens[tuple(index)] not in (own[row, -1], at_place):
+                    return False
+        return True
