@@ -244,7 +244,7 @@ class _LabelPairing:
                         call.scope,
                     )
                 )
-        return in_order(out)
+        return sorted(out, key=lambda t: t.order)
 
     def _places(self, step: int) -> list[Place]:
         places: dict[int, Place] = {}

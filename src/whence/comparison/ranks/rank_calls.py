@@ -63,7 +63,7 @@ class RankCalls:
     def collectives(self) -> dict[int, list[Collective]]:
         """By rank, its collectives in the order in which it issued them."""
         by_rank: dict[int, list[Collective]] = {rank: [] for rank in self.ranks}
-        for collective in in_order(collectives_of(self.run)):
+        for collective in sorted(collectives_of(self.run), key=lambda c: c.order):
             by_rank[collective.rank].append(collective)
         return by_rank
 
