@@ -188,6 +188,11 @@ class PairedRuns:
         except ElementsMissing:
             return None
 
+    def arrays_of_one_shape(self, slot: SlotPair) -> tuple[Array, Array] | None:
+        """As `arrays`, None of two shapes too."""
+        arrays = self.arrays(slot)
+        return arrays if arrays is not None and arrays[0].shape == arrays[1].shape else None
+
     def why_no_elements(self, slot: SlotPair) -> str:
         """Why a pair has no `arrays`: a run keeps elements that cannot be read, or kept none."""
         for side, run, number in (

@@ -201,7 +201,7 @@ def alike(paired: PairedRuns, per_call: Mapping[int, str]) -> tuple[Alike, ...]:
                 tensors[key] = Alike(name, slot.reference_slot, call.step, elements, words)
     for returned in reshaped(paired):
         slot = returned.slot
-        call = paired.calls[paired.plan.pairs[returned.pair].reference]
+        call = paired.pair(returned.pair).call
         elements = paired.reference.records[slot.reference_record].count
         tensors[slot.reference_record, slot.target_record] = Alike(
             call.module_name,
@@ -234,8 +234,8 @@ def _unlike(paired: PairedRuns, slot: SlotPair) -> Iterator[tuple[int, str]]:
     may_be_filled = bool(measured.values.get("inf_mismatch")) or (
         judge.is_filled(reference) and judge.is_filled(target)
     )
-    arrays = paired.arrays(slot) if may_be_filled else None
-    if arrays is None or arrays[0].shape != arrays[1].shape:
+    arrays = paired.arrays_of_one_shape(slot) if may_be_filled else None
+    if arrays is None:
         return
     differ = judge.filled_otherwise(*arrays)
     if count := int(np.count_nonzero(differ)):
@@ -358,9 +358,9 @@ def with_worst(finding: Finding, paired: PairedRuns) -> Finding:
         return finding
     finding = msgspec.structs.replace(finding, printed_at=_printed_at(paired, slot))
     measured = paired.measured[slot.reference_record, slot.target_record]
-    arrays = paired.arrays(slot)
+    arrays = paired.arrays_of_one_shape(slot)
     place = measured.max_abs_index
-    if arrays is None or place is None or arrays[0].shape != arrays[1].shape:
+    if arrays is None or place is None:
         return finding
     since = _since(paired, finding, arrays)
     numbers = {

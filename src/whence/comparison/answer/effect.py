@@ -149,8 +149,8 @@ def _by_output(paired: PairedRuns, scores: Sequence[_Output]) -> Iterator[tuple[
         if paired.is_equal(output.slot):
             yield rows, 0
             continue
-        arrays = None if paired.partly(output.slot) else paired.arrays(output.slot)
-        if arrays is None or arrays[0].shape != arrays[1].shape:
+        arrays = None if paired.partly(output.slot) else paired.arrays_of_one_shape(output.slot)
+        if arrays is None:
             continue
         # numpy cannot compare values of the narrow dtypes; float32 holds them exactly.
         a, b = ((x if x.dtype.kind == "f" else x.astype(np.float32)).argmax(-1) for x in arrays)

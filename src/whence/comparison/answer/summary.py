@@ -100,7 +100,7 @@ def visible(paired: PairedRuns, verdicts: Sequence[Verdict]) -> Iterator[Visible
     passed = [v for v in verdicts if v.verdict not in (*GUILTY, VerdictKind.UNDETERMINED)]
     for evidence, kind in itertools.product((Evidence.REPLAY, Evidence.TWO_DUMPS), KINDS):
         sizes = [
-            (size, paired.calls[paired.plan.pairs[v.pair].reference].scope)
+            (size, paired.pair(v.pair).call.scope)
             for v in passed
             if (v.evidence == Evidence.REPLAY) == (evidence == Evidence.REPLAY)
             and (size := v.numbers.get(f"visible_{kind}")) is not None

@@ -94,13 +94,8 @@ class PositionsAndMasks:
         padding = [
             self._padding_before.get((side, c.root, c.step, c.micro), 0) for side, c in sides
         ]
-        arrays = self.paired.arrays(slot)
-        if (
-            padding[0] == padding[1]
-            or arrays is None
-            or arrays[0].shape != arrays[1].shape
-            or not arrays[0].ndim
-        ):
+        arrays = self.paired.arrays_of_one_shape(slot)
+        if padding[0] == padding[1] or arrays is None or not arrays[0].ndim:
             return False
         a, b = (x.astype(np.int64) for x in arrays)
         if not all(
@@ -219,8 +214,8 @@ class PositionsAndMasks:
         return (max(values) if values and len(values) == len(errors) else None), limit
 
     def _where(self, slot: SlotPair) -> str:
-        arrays = self.paired.arrays(slot)
-        if arrays is None or arrays[0].shape != arrays[1].shape:
+        arrays = self.paired.arrays_of_one_shape(slot)
+        if arrays is None:
             return f"({self.paired.measured[slot.reference_record, slot.target_record].why or 'other content'})"  # noqa: E501
         different = np.argwhere(arrays[0] != arrays[1])
         if not len(different):

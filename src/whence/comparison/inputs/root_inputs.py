@@ -174,8 +174,8 @@ class RootInputs:
     def _input_sentence(self, call: Call, slot: SlotPair) -> str:
         name = input_name(slot.reference_slot)
         where = f"{call.root} step {call.step}: {name}"
-        arrays = self.paired.arrays(slot)
-        if arrays is None or arrays[0].shape != arrays[1].shape:
+        arrays = self.paired.arrays_of_one_shape(slot)
+        if arrays is None:
             return (
                 f"{where} "
                 f"({self.paired.measured[slot.reference_record, slot.target_record].why or 'different content'})"  # noqa: E501
@@ -195,8 +195,8 @@ class RootInputs:
         sentence; "" when that does not explain them.
         """
         call = self.paired.calls[pair.reference]
-        given = self.paired.arrays(slot)
-        if given is None or given[0].shape != given[1].shape or given[0].dtype.kind not in "iu":
+        given = self.paired.arrays_of_one_shape(slot)
+        if given is None or given[0].dtype.kind not in "iu":
             return ""
         earlier = -1, call.root, call.step - 1, call.rank
         for before, slots in zip(self.paired.plan.pairs, self.paired.slots):
@@ -217,14 +217,14 @@ class RootInputs:
     def _choices(self, slot: SlotPair, rows: int) -> Choices | None:
         """What both runs chose in an output for each of `rows`; None for any other tensor."""
         arrays = self.paired.arrays(slot) if is_output(slot.reference_slot) else None
-        if arrays is None or arrays[0].dtype.kind == "b":
+        if arrays is None or arrays[0].dtype.kind == "b" or not all(a.size for a in arrays):
             return None
         are_tokens = all(array.dtype.kind in "iu" for array in arrays)
         if not are_tokens:
             if arrays[0].ndim < 2 or arrays[0].shape != arrays[1].shape:
                 return None
             arrays = arrays[0].argmax(-1), arrays[1].argmax(-1)
-        if any(not array.size or array.size % rows for array in arrays):
+        if any(array.size % rows for array in arrays):
             return None
         return Choices(
             (arrays[0].reshape(rows, -1), arrays[1].reshape(rows, -1)), 0 if are_tokens else 1
@@ -243,10 +243,13 @@ class Choices(NamedTuple):
         """Whether every token that differs is the one that its own run chose for that row: the last
         of a row, or at its place of it.
         """
+        # Scores of other places than the tokens' say nothing but by their last.
+        aligned = not self.ahead or self.tokens[0].shape[1] == given[0].shape[-1]
         for index in np.argwhere(given[0] != given[1]):
             row, place = int(index[0]) if given[0].ndim > 1 else 0, int(index[-1]) - self.ahead
             for tokens, own in zip(given, self.tokens, strict=True):
-                at_place = own[row, place] if 0 <= place < own.shape[1] else own[row, -1]
+                has_place = aligned and 0 <= place < own.shape[1]
+                at_place = own[row, place] if has_place else own[row, -1]
                 if tokens[tuple(index)] not in (own[row, -1], at_place):
                     return False
         return True

@@ -94,7 +94,7 @@ class _Changes:
     def _changes(self, index: int, call: Call) -> Iterator[_Change]:
         """The parameters of a paired call whose values changed since the step before it."""
         paired = self._paired
-        partner = paired.target.calls[paired.plan.pairs[index].target]
+        partner = paired.pair(index).partner
         if call.training != partner.training:  # an evaluation may have other parameters
             return
         for slot in paired.slots[index].values():
@@ -133,7 +133,7 @@ class _Changes:
 
     def _are_left_alike(self, step: int) -> bool:
         """Whether the optimiser left every parameter bitwise equal in both runs at this step."""
-        call = self._paired.calls[self._paired.plan.pairs[step].reference]
+        call = self._paired.pair(step).call
         return self._alike[call.rank, call.root, call.step]
 
     @functools.cached_property

@@ -363,8 +363,8 @@ class PaddedRows:
         if elements are missing or do not match in shape.
         """
         read = self._rows(pair)
-        arrays = self._paired.arrays(slot) if read is not None else None
-        if read is None or arrays is None or arrays[0].shape != arrays[1].shape:
+        arrays = self._paired.arrays_of_one_shape(slot) if read is not None else None
+        if read is None or arrays is None:
             return None
         keep = along_rows(read, arrays[0].shape)
         if keep is None:

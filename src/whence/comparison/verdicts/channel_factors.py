@@ -56,7 +56,7 @@ def changed_parameters(paired: PairedRuns, call: Call) -> list[Changed]:
         Changed(call.id, slot, pair, _exact(*both))
         for slot, pair in paired.slots[paired.pair_of[call.id]].items()
         if is_param(slot) and not paired.is_equal(pair)
-        if (both := paired.arrays(pair)) is not None and both[0].shape == both[1].shape
+        if (both := paired.arrays_of_one_shape(pair)) is not None
     ]
 
 

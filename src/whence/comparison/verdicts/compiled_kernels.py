@@ -1,10 +1,7 @@
-"""Adds to findings in compiled graphs: the kernel, the roundings it leaves out, and which side
-is more exact.
-"""
+"""Adds to findings in compiled graphs the kernel, and the roundings it leaves out."""
 
 from __future__ import annotations
 
-import statistics
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -33,8 +30,6 @@ _MOST = 256  # kernels that are run twice more, to see which roundings they leav
 _HALVES = ("bfloat16", "float16")
 # of the distance to the replay that rounds in between, which the one that does not must come below
 _LEFT_OUT = 0.5
-_FEW = 3  # tensors, of which fewer say nothing
-_CLOSER = 0.8  # ratio of the errors of both sides from which on one is called closer
 
 
 def named(
@@ -137,9 +132,7 @@ def _computed(call: Call, paired: PairedRuns) -> set[str]:
 
 
 def notes(paired: PairedRuns, replays: CallReplays) -> list[str]:
-    """Roundings that kernels left out, and which side is closer to exact arithmetic, each where it
-    is so.
-    """
+    """Roundings that kernels left out."""
     if replays.replayer is None:
         return []
     pairs = [
@@ -148,33 +141,7 @@ def notes(paired: PairedRuns, replays: CallReplays) -> list[str]:
         if align.is_piece(paired.calls[p.reference])
         and align.is_piece(paired.target.calls[p.target])
     ]
-    return [*_left_out(pairs, paired, replays.replayer), *_closer(pairs, paired, replays)]
-
-
-def _closer(pairs: list[CallPair], paired: PairedRuns, replays: CallReplays) -> Iterator[str]:
-    """Of kernels that both sides round in: the ratio of the target's error to the reference's, both
-    against exact arithmetic.
-    """
-    ratios = [
-        local.error_rel / local.reference_rel
-        for pair in pairs
-        if align.is_compiled(paired.calls[pair.reference])
-        != align.is_compiled(paired.target.calls[pair.target])
-        for local in replays.figures.get(pair.reference, {}).values()
-        if local.score <= 1
-        and local.reference_rel
-        and local.error_rel
-        and np.isfinite(local.error_rel / local.reference_rel)
-    ]
-    if len(ratios) < _FEW:
-        return
-    middle = statistics.median(ratios)
-    closer, farther = ("target", "reference") if middle < 1 else ("reference", "target")
-    if (share := min(middle, 1 / middle)) < _CLOSER:
-        yield (
-            f"the {closer} is closer to exact arithmetic than the {farther}: {share:.0%} of its "
-            f"error in the median of {len(ratios)} tensors"
-        )
+    return list(_left_out(pairs, paired, replays.replayer))
 
 
 def _left_out(pairs: list[CallPair], paired: PairedRuns, replayer: Replayer) -> Iterator[str]:

@@ -178,8 +178,8 @@ class Indices:
         """The indices of a slot, judged by the first tensor whose scores they may rank; None if
         there is none.
         """
-        indices = self._paired.arrays(slot)
-        if indices is None or indices[0].shape != indices[1].shape or not indices[0].size:
+        indices = self._paired.arrays_of_one_shape(slot)
+        if indices is None or not indices[0].size:
             return None
         for scored in among:
             a, b = (run.records[r] for run, r in self._of(scored))
@@ -205,8 +205,8 @@ class Indices:
         """The share of indices that differ; for a mask, relative to the places that either side has
         set. 0 if elements were not kept or shapes differ.
         """
-        arrays = self._paired.arrays(slot)
-        if arrays is None or arrays[0].shape != arrays[1].shape or not arrays[0].size:
+        arrays = self._paired.arrays_of_one_shape(slot)
+        if arrays is None or not arrays[0].size:
             return 0.0
         if (
             arrays[0].dtype == arrays[1].dtype == np.bool_
@@ -226,8 +226,8 @@ class Indices:
         for _, slot in outputs:
             if not self._differs(slot):
                 continue
-            arrays = self._paired.arrays(slot)
-            if arrays is None or arrays[0].shape != arrays[1].shape or arrays[0].ndim < 2:
+            arrays = self._paired.arrays_of_one_shape(slot)
+            if arrays is None or arrays[0].ndim < 2:
                 return False
             a, b = (x.astype(np.float64).reshape(-1, x.shape[-1]) for x in arrays)
             u = self.errors.of(slot).u

@@ -145,7 +145,7 @@ def notes(verdicts: Iterable[Verdict], paired: PairedRuns) -> Iterator[str]:
         factor
         for verdict in verdicts
         if (factor := verdict.numbers.get(_UNDONE)) is not None
-        and paired.calls[paired.plan.pairs[verdict.pair].reference].phase == "forward"
+        and paired.pair(verdict.pair).call.phase == "forward"
     ]
     for side, run in (("reference", paired.reference), ("target", paired.target)):
         if steps := sorted({step for _, _, step in skipped_steps(run)}):

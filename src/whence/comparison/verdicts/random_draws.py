@@ -159,8 +159,8 @@ def _drawn_otherwise(
     """(segment, fault in words) of each wrong draw in a call of the target. earlier: earlier draws
     by hash; the call's own are added.
     """
-    pair = paired.plan.pairs[index]
-    call, partner = paired.calls[pair.reference], paired.target.calls[pair.target]
+    pair = paired.pair(index)
+    call, partner = pair.call, pair.partner
     programs = (
         paired.reference.programs.get(call.program),
         paired.target.programs.get(partner.program),

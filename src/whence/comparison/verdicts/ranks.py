@@ -44,8 +44,8 @@ class RankFaults:
                 or verdict.side != "target"
             ):
                 continue
-            pair = self.paired.plan.pairs[verdict.pair]
-            call, partner = self.paired.calls[pair.reference], self.paired.target.calls[pair.target]
+            pair = self.paired.pair(verdict.pair)
+            call, partner = pair.call, pair.partner
             try:
                 words = (
                     self._parameter(verdict)
@@ -100,13 +100,8 @@ class RankFaults:
         words; "" if it cannot be shown.
         """
         slot = self.paired.slot(verdict.pair, verdict.slot)
-        arrays = self.paired.arrays(slot) if slot is not None else None
-        if (
-            slot is None
-            or not self._ranks(slot.target_record)
-            or arrays is None
-            or arrays[0].shape != arrays[1].shape
-        ):
+        arrays = self.paired.arrays_of_one_shape(slot) if slot is not None else None
+        if slot is None or not self._ranks(slot.target_record) or arrays is None:
             return ""
         reference, target = arrays[0].astype(arrays[1].dtype), arrays[1]
         owner = self._filled(
@@ -170,12 +165,8 @@ class RankFaults:
         slot = self.paired.slot(verdict.pair, verdict.slot or "output.0")
         if slot is None:
             return ""
-        arrays = self.paired.arrays(slot)
-        if (
-            arrays is None
-            or arrays[0].shape != arrays[1].shape
-            or not dtypes.of(arrays[1]).is_floating
-        ):
+        arrays = self.paired.arrays_of_one_shape(slot)
+        if arrays is None or not dtypes.of(arrays[1]).is_floating:
             return ""
         pieces = self._cut(verdict.pair, call)
         n = max((self._ranks(p.target_record) for p in pieces.values()), default=0)
@@ -429,7 +420,7 @@ class StaleTensors:
         pair = self._paired.slot(index, slot)
         if pair is None:
             return None
-        return self._paired.target.calls[self._paired.plan.pairs[index].target], pair.target_slot
+        return self._paired.pair(index).partner, pair.target_slot
 
     def _is_that_of(self, step: int, call: Call, slot: str, now: int) -> bool:
         """Is a tensor of a call bitwise what the call left in a slot in an earlier step?"""

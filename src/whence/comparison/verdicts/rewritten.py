@@ -29,7 +29,7 @@ def doubted(
             or verdict.cause
         ):
             continue
-        call = paired.calls[paired.plan.pairs[verdict.pair].reference]
+        call = paired.pair(verdict.pair).call
         e_out = verdict.numbers.get("e_out")
         if REWRITTEN not in call.notes or e_out is None:
             continue

@@ -90,7 +90,7 @@ def assumption(verdict: Verdict, paired: PairedRuns) -> str:
 
     Such a mask has one number for each row: how many of its tokens, from the first on, are visible.
     """
-    target, partner = paired.target, paired.target.calls[paired.plan.pairs[verdict.pair].target]
+    target, partner = paired.target, paired.pair(verdict.pair).partner
     names = {partner.scope, *partner.origins}
     run: Run = target
     while isinstance(run, Over):
@@ -126,7 +126,7 @@ class AllowedTF32:
 
     def words(self, verdict: Verdict) -> str:
         """A sentence about the setting that may explain a verdict on a kernel, "" if none may."""
-        call = self._paired.calls[self._paired.plan.pairs[verdict.pair].reference]
+        call = self._paired.pair(verdict.pair).call
         settings = self._settings.get(call.root, {})
         program = self._paired.reference.programs.get(call.program)
         if (
@@ -178,7 +178,7 @@ class ParameterOrigins:
             return ""
         key = slot.reference_record, slot.target_record
         if key not in self._words:
-            call = self._paired.calls[self._paired.plan.pairs[verdict.pair].reference]
+            call = self._paired.pair(verdict.pair).call
             name, is_plain = _full(call.scope, verdict.slot), bool(_PLAIN.search(verdict.sentence))
             self._words[key] = self._explain(name, slot, is_plain)
         return self._words[key]
@@ -189,8 +189,8 @@ class ParameterOrigins:
         tied = self._tied(reference, target, others)
         clauses = [tied or self._elsewhere(reference, target, others)]
         if is_plain and not any(clauses):
-            arrays = self._paired.arrays(slot)
-            if arrays is not None and arrays[0].shape == arrays[1].shape:
+            arrays = self._paired.arrays_of_one_shape(slot)
+            if arrays is not None:
                 clauses.append(unlike(*arrays))
         return "; ".join(filter(None, clauses))
 
