@@ -1,6 +1,6 @@
 """Dumps that people make by hand: does the answer name the fault, and is it silent otherwise?
 
-    python benchmarks/layouts.py [--half setting|held|further] [--only REGEX] [--subject NAME] [--json FILE] [-v]
+    python benchmarks/layouts.py [--half setting|held|further|unseen] [--only REGEX] [--subject NAME] [--json FILE] [-v]
 
 Three small models are dumped in many layouts (`_hand_made.py`): containers, names, orders, steps,
 ranks and dtypes, with six faults and with pairs that differ by rounding. Half of the layouts, drawn
@@ -29,6 +29,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 import torch
 from _further_layouts import further
 from _hand_made import BENIGN, FAULTS, LAYOUTS, SUBJECTS, Layout, layer_of
+from _unseen_layouts import own_name, unseen
 
 import whence
 from whence.errors import WhenceError
@@ -78,10 +79,10 @@ def squashed(name: str) -> str:
     return re.sub(r"[^a-z0-9]", "", name.lower())
 
 
-def is_named(layout: Layout, said: str, planted: str) -> bool:
+def is_named(layout: Layout, said: str, planted: str, subject: str) -> bool:
     """Does a name of the answer mean the module with the fault?"""
     layer, inner = layer_of(planted)
-    names = {planted, f"{layer}.{inner}"}
+    names = {planted, f"{layer}.{inner}", own_name(layout.name, subject, planted)}
     if layout.keep == "layers":
         number = layer.removeprefix("layer_")
         names = {
@@ -90,6 +91,7 @@ def is_named(layout: Layout, said: str, planted: str) -> bool:
             f"hidden_states.{number}",
             f"第{number}层",
             f"1.{number}",
+            own_name(layout.name, subject, planted),
         }
         return any(_squashed_words(said) == _squashed_words(name) for name in names)
     bare = f"{layer.removeprefix('layer_')}.{inner}"  # of a dictionary by the number of the layer
@@ -125,7 +127,7 @@ def graded(layout: Layout, subject: str, change: str, result: Any) -> tuple[str,
     if result.status == "same":
         return "SAME", result.headline
     if result.status == "different":
-        if is_named(layout, said[0], planted):
+        if is_named(layout, said[0], planted, subject):
             return "named", said[0]
         return ("region" if is_region(said[0], planted, subject) else "innocent"), said[0]
     return "undecided", result.headline
@@ -141,7 +143,8 @@ def rows(options: argparse.Namespace, folder: Path) -> Iterator[dict[str, Any]]:
     layouts = [
         layout for layout in LAYOUTS.values() if (layout.name in HELD) == (options.half == "held")
     ]
-    for layout in list(further()) if options.half == "further" else layouts:
+    later = {"further": further, "unseen": unseen}
+    for layout in later[options.half]() if options.half in later else layouts:
         for subject in SUBJECTS:
             for change in changes(layout):
                 name = f"{layout.name}/{subject}/{change}"
@@ -193,7 +196,9 @@ def table(pairs: list[dict[str, Any]]) -> None:
 def main() -> int:
     """Make, compare, count."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
-    parser.add_argument("--half", choices=("setting", "held", "further"), default="setting")
+    parser.add_argument(
+        "--half", choices=("setting", "held", "further", "unseen"), default="setting"
+    )
     parser.add_argument("--only", default="")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--keep", type=Path, help="a folder for the dumps")
