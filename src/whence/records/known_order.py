@@ -269,7 +269,7 @@ def _by_result(traces: Sequence[Trace]) -> list[Chain]:
     return _by_part([trace._replace(name=_RESULT.sub("", trace.name)) for trace in traces])
 
 
-_INNER = re.compile(r"[./]|(?<=\d)[_-]")
+_INNER = re.compile(r"[./]|(?<=\d)[_-]|-(?=\d+\.)")
 _RESULT = re.compile(r"(?<=.)[./](?:out|output|result|ret|y)$", re.IGNORECASE)
 _NUMBER = re.compile(r"\d+")
 

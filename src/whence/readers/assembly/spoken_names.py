@@ -19,13 +19,13 @@ _STEP_WORDS = (
     "(?:global_?)?step|it(?:er(?:ation)?)?|[eé]tape|schritt|步骤?|迭代",
     "batch|sample|prompt|request|批次?",
     "micro(?:_?batch)?|mb",
-    "pass|forward|fwd|turn|call",
+    "pass|forward|fwd|turn|call|frame|chunk",
     "tok(?:en)?|词",
 )
 """Words of counters, the outermost counter first."""
 _RANK_WORDS = (
     "(?:(?:global|local|tp|mp|pp|dp|ep|cp|sp|tensor|pipeline|data)_?)?rank|[tmpdec]p|node|device|worker"
-    "|proc(?:ess)?|r|gpu|cuda|npu|xpu|hpu|卡|进程|设备"
+    "|proc(?:ess)?|r|gpu|cuda|npu|xpu|hpu|shard|card|chip|replica|卡|进程|设备"
 )
 _LETTER = "r"
 _PHASE = re.compile(
@@ -39,6 +39,11 @@ _AT_START = re.compile(_MARK + r"(?:$|[._-])", re.IGNORECASE)
 _AT_END = re.compile(r"(?:^|[._-])" + _MARK + "$", re.IGNORECASE)
 _ANY = re.compile("|".join((*_STEP_WORDS, _RANK_WORDS, "第", "prefill|decode")), re.IGNORECASE)
 _CALL = re.compile(r"(.+)[._-](\d{1,4})")
+_CALL_OF_CLASS = re.compile(
+    r"(?:(?:Module|Cell)\.)?(?:(.+)\.)?[A-Z]\w*\.forward(?:\.(\d{1,9}))?(?=\.(?:input|output)|$)(.*)"
+)
+_DATE = re.compile(r"(?<!\d)20\d\d([-_.]?)[01]\d\1[0-3]\d(?!\d)")
+_CONTENT = re.compile(r"(?<=.)[./](?:__\w{1,30}__|data|tensor|array)$")
 _SHARD = re.compile(r"-\d{5}-of-\d{5}$")
 _PLACE = re.compile(r"(?:arr_)?(\d{1,4})")
 
@@ -93,6 +98,11 @@ def tell(paths: Sequence[str], inner: Sequence[str]) -> list[Said]:
     paths: of their files, relative, with forward slashes. inner: names in the file, "" for its only
     tensor.
     """
+    if len(inner) > 1 and all(map(_CONTENT.search, inner)):
+        inner = [_CONTENT.sub("", name) for name in inner]
+    outermost = {path.partition("/")[0] for path in paths}
+    if len(outermost) == 1 and all("/" in path for path in paths) and _DATE.search(*outermost):
+        paths = [path.partition("/")[2] for path in paths]  # below the folder of the run
     pieces = [_pieces(path, name) for path, name in zip(paths, inner, strict=True)]
     calls = _calls_behind([row[-1] for row in pieces])
     pieces = [[*row[:-1], name] for row, (name, _) in zip(pieces, calls, strict=True)]
@@ -120,8 +130,16 @@ def _pieces(path: str, name: str) -> list[str]:
 def _calls_behind(names: Sequence[str]) -> list[tuple[str, list[Mark]]]:
     """Splits names such as `layers.3.mlp-1` into (name without the number of its call, that number
     as a mark). Applies where all names end in the same set of several numbers and most have another
-    number of their own.
+    number of their own; and where all have the form of precision tools,
+    `Module.layers.3.mlp.Linear.forward.1`.
     """
+    of_classes = [_CALL_OF_CLASS.fullmatch(name) for name in names]
+    if all(of_classes):
+        return [
+            ((m[1] or "") + m[3] if m[1] else m[3][1:], [Mark(4, "call", int(m[2] or 0))])
+            for m in of_classes
+            if m is not None
+        ]
     matches = [_CALL.fullmatch(name) for name in names]
     numbers: dict[str, set[str]] = defaultdict(set)
     for match in filter(None, matches):

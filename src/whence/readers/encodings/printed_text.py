@@ -31,7 +31,8 @@ _SHAPE = re.compile(r"(?:\b[Ss]hape|\bsize|\bSize)[=:( ]{0,3}[(\[]([\d, ]{0,90})
 _NO_TENSOR = re.compile(r"(?:[Ss]hapes?|[Ss]ize|[Dd]ims?|[Ss]trides?|[Pp]ads?|[Aa]xes|[Aa]xis)\W*$")
 _LOG = re.compile(
     r"^(?:[\[(]?\d{4}-\d\d-\d\d[T ][\d:.,]{5,18}[\])]?|[\[(]?\d\d:\d\d:\d\d[.,\d]*[\])]?"
-    r"|[\[(]?(?:INFO|DEBUG|WARNING|ERROR|root)[\])]?|[-:|>]+)\s*"
+    r"|[\[(]?(?:INFO|DEBUG|WARNING|ERROR|root)[\])]?|[-:|>]+"
+    r"|[\[(]?[\w./-]{1,80}\.(?:py|cc|cpp|cu|rs):\d{1,6}[\])]?(?=[\s:-]))\s*"
 )
 _STEP = re.compile(r"[-=#>* ]*(?:step|iteration|iter)[ :=#]*(\d{1,9})[-=#<*: ]*", re.IGNORECASE)
 _FIGURE = re.compile(

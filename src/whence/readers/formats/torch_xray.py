@@ -10,18 +10,21 @@ external links, external storage and virtual datasets are refused.
 
 from __future__ import annotations
 
+import itertools
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+from msgspec.structs import replace
 
 from whence import dtypes
 from whence.dtypes import Array
 from whence.errors import ElementsMissing, UnreadableRun
-from whence.readers.assembly import call_order, sidecar, spoken_names
+from whence.readers.assembly import call_order, named_tensors, sidecar, spoken_names
 from whence.readers.assembly.builder import Building
+from whence.readers.assembly.named_tensors import Named
 from whence.readers.encodings import hdf5, limits
 from whence.readers.encodings.archive import bytes_of, words
 from whence.readers.source import Place
@@ -122,29 +125,35 @@ def _add(building: Building, worker: hdf5.Worker, path: Path, name: str, rank: i
                 _named(message["path"], message["shown"], message["tensor"])
             )
     file = _File(worker, path, name, path.stat().st_size)
-    named_only = set(steps) == {None} and not any(tensor.call.cls for tensor in steps[None])
-    spoken = _spoken(steps.pop(None)) if named_only else {}
-    for (of_step, of_rank), tensors in spoken.items():
-        _step(building, file, tensors, of_rank or rank, of_step)
     first = 0 if 0 in steps else 1  # the tool counts from 1
-    for group, tensors in steps.items():
-        _step(building, file, tensors, rank, 0 if group is None else group - first)
+    groups = {0 if group is None else group - first: tensors for group, tensors in steps.items()}
+    if not any(map(_is_of_tool, itertools.chain(*groups.values()))):
+        _add_named(building, file, groups, rank)
+        return
+    for group, tensors in groups.items():
+        _step(building, file, tensors, rank, group)
 
 
-def _spoken(tensors: Sequence[_Tensor]) -> dict[tuple[int, int], list[_Tensor]]:
-    """Returns the tensors of a file without step groups by (step, rank), as stated in
-    their names.
+def _is_of_tool(tensor: _Tensor) -> bool:
+    """Whether a name has the tool's form, or a card of whence's own comes with it."""
+    is_label = (tensor.call.cls, tensor.kind, tensor.name) == ("", "output", "0")
+    return not is_label or bool(tensor.description and tensor.description["whence"])
+
+
+def _add_named(
+    building: Building, file: _File, groups: Mapping[int, Sequence[_Tensor]], rank: int
+) -> None:
+    """Adds the tensors of a file whose names are people's: they state steps, ranks and sides. The
+    file keeps them by address, where small ones fill gaps: hardly more than a time.
     """
-    spoken = spoken_names.tell(["_"] * len(tensors), [tensor.call.scope for tensor in tensors])
-    sides = spoken_names.sides([parts.name for parts in spoken])
-    are_outputs = all(side == "output" for _, side, _ in sides)
-    by_moment: dict[tuple[int, int], list[_Tensor]] = {}
-    for tensor, parts, (scope, _, _) in zip(tensors, spoken, sides, strict=True):
-        if not tensor.call.cls and tensor.kind == "output":  # a label
-            name = scope if are_outputs else parts.name
-            tensor = tensor._replace(call=tensor.call._replace(scope=name))
-        by_moment.setdefault((parts.step, parts.rank), []).append(tensor)
-    return by_moment
+    tensors = [(group, tensor) for group, tensors in groups.items() for tensor in tensors]
+    spoken = spoken_names.tell(["_"] * len(tensors), [tensor.call.scope for _, tensor in tensors])
+    items = [
+        replace(_item(file, tensor), name=said.name, step=group or said.step,
+                rank=said.rank or rank, modified_ns=place)
+        for place, ((group, tensor), said) in enumerate(zip(tensors, spoken, strict=True), 1)
+    ]  # fmt: skip
+    named_tensors.add(building, items)
 
 
 class _File(NamedTuple):
@@ -164,12 +173,7 @@ def _step(building: Building, file: _File, tensors: list[_Tensor], rank: int, st
     unsaid: set[_Call] = set()
     cards = sidecar.CardedCalls()
     for tensor in tensors:
-        try:
-            record = _record(building, file, tensor)
-        except UnreadableRun as error:
-            record = building.tensor(
-                "unknown", (), why=f"{tensor.path} is damaged: {error}", file=file.name
-            )
+        record = _item(file, tensor).record(building)
         if tensor.description is not None:
             if not tensor.description["dtype"] and tensor.description["kind"] == "f":
                 unsaid.add(tensor.call)
@@ -184,16 +188,14 @@ def _step(building: Building, file: _File, tensors: list[_Tensor], rank: int, st
             "module" if "input" in calls[call] else "operator" if call.cls else "label"
             for call in ended
         ]
-        # a label contains no call: it keeps the position of its computation
-        are_labels = "label" in kinds
-        parent = (
-            [-1] * len(ended) if are_labels else call_order.parents([call.scope for call in ended])
-        )
+        # a label contains no call
+        scopes = [call.scope for call in ended]
+        parent = [-1] * len(ended) if "label" in kinds else call_order.parents(scopes)
         handles: dict[int, int] = {}
         for place in call_order.begun(parent):
             call, slots = ended[place], calls[ended[place]]
             notes: tuple[str, ...] = (mark(Mark.STORED_WIDER),) if call in unsaid else ()
-            if are_labels:  # by address, where small ones fill gaps: hardly more than a time
+            if "label" in kinds:  # by address, where small ones fill gaps: hardly more than a time
                 notes += (Trace(call.scope, time=place, file=file.name).note(),)
             handles[place] = building.call(
                 call.scope,
@@ -228,31 +230,33 @@ def _named(path: str, label: str, description: dict[str, Any] | None, why: str =
     )
 
 
-def _record(building: Building, file: _File, tensor: _Tensor) -> int:
-    """Adds the tensor in a dataset: dtype from the attribute, elements on request. Raises
-    UnreadableRun.
-    """
+def _item(file: _File, tensor: _Tensor) -> Named:
+    """Returns the tensor in a dataset: dtype from the attribute, elements on request."""
+    try:
+        return _readable(file, tensor)
+    except UnreadableRun as error:
+        why = f"{tensor.path} is damaged: {error}"
+        return Named("", "unknown", (), None, why, file=file.name)
+
+
+def _readable(file: _File, tensor: _Tensor) -> Named:
+    """As `_item`. Raises UnreadableRun where the dataset is damaged."""
     description, where = tensor.description, f"{file.name},{tensor.path}"
     if description is None:
         raise UnreadableRun(tensor.why)
     dtype_name = description["dtype"].removeprefix("torch.").removeprefix("paddle.")[:64]
     if description["shape"] is None:
-        return building.tensor(
-            dtype_name or "unknown",
-            (),
-            why="the dataset holds nothing (a null dataspace)",
-            file=where,
-        )
+        why = "the dataset holds nothing (a null dataspace)"
+        return Named("", dtype_name or "unknown", (), None, why, file=where)
     stored = _stored(description)
     dtype, why = _dtype(stored, dtype_name, description["words"])
     shape = limits.extents(description["shape"], tensor.path)
     nbytes = limits.count(shape) * description["itemsize"]
     why = why or _unsafe(description, nbytes, file.size)
-    if why or stored is None:
-        return building.tensor(dtype, shape, why=why, file=where)
-    return building.tensor(
-        dtype, shape, _load(description, stored, shape, file, tensor.path, dtype), file=where
-    )
+    load = None
+    if not why and stored is not None:
+        load = _load(description, stored, shape, file, tensor.path, dtype)
+    return Named("", dtype, shape, load, why, file=where)
 
 
 def _stored(description: dict[str, Any]) -> np.dtype[Any] | None:
