@@ -110,7 +110,9 @@ def is_region(said: str, planted: str, subject: str) -> bool:
     number = planted[len(layer) :].split(".")[0]
     dots = re.finditer(r"\.", planted[len(layer) :])
     wholes = {squashed(planted[: len(layer) + dot.start()]) for dot in dots}
-    return squashed(said) in wholes | {squashed(f"{layer}{number}"), f"layer{number}"}
+    wholes |= {squashed(f"{layer}{number}"), f"layer{number}"}
+    # of the name of the run in front, or of names of classes
+    return any(squashed(said).endswith(whole) for whole in wholes)
 
 
 def graded(layout: Layout, subject: str, change: str, result: Any) -> tuple[str, str]:

@@ -155,6 +155,50 @@ def whole_blocks_beside_parts(folder: Path, seen: Sequence[Tap], _side: str) -> 
         np.save(place / f"{tap.part.replace('.', '_') or 'block_out'}.npy", tap.tensor)
 
 
+def files_of_a_tool_without_its_index(folder: Path, seen: Sequence[Tap], _side: str) -> None:
+    """Class, direction and number of the call behind the name of the module."""
+    for tap in seen:
+        kind = "Linear" if tap.part else "Block"
+        name = f"Module.{tap.name}.{kind}.forward.{tap.step}.output.0"
+        np.save(folder / f"{name}.npy", tap.tensor)
+
+
+def sides_above_modules(folder: Path, seen: Sequence[Tap], _side: str) -> None:
+    """Groups of HDF5: the side, then the module, the same word for each dataset; a file a step."""
+    given: dict[int, Array] = {}
+    for tap in filter(lambda tap: tap.part, seen):
+        with h5py.File(folder / f"batch{tap.step}.h5", "a") as file:
+            name = tap.name.replace(".", "/")
+            file[f"inputs/{name}/__value__"] = given.get(tap.step, tap.tensor)
+            file[f"outputs/{name}/__value__"] = given[tap.step] = tap.tensor
+
+
+def the_moment_of_the_run(folder: Path, seen: Sequence[Tap], side: str) -> None:
+    """A folder called by when the run began, frames and shards below; forms behind the names."""
+    for tap in seen:
+        shape = "_".join(map(str, tap.tensor.shape))
+        place = folder / f"run-2026-01-0{1 + len(side) % 9}_10-11-12/frame_{tap.step}/shard_0"
+        place.mkdir(parents=True, exist_ok=True)
+        np.save(place / f"{tap.name}-{shape}-{tap.tensor.dtype}.npy", tap.tensor)
+
+
+def places_and_a_list_of_names(folder: Path, seen: Sequence[Tap], _side: str) -> None:
+    """np.savez(file, *arrays, names=names)."""
+    first = [tap for tap in seen if tap.step == 0]
+    names = np.array([tap.name for tap in first])
+    np.savez(folder / "layers.npz", *(tap.tensor for tap in first), names=names)
+
+
+def printed_by_a_logger(folder: Path, seen: Sequence[Tap], _side: str) -> None:
+    with np.printoptions(threshold=10**9, precision=8):
+        lines = [
+            f"2026-01-02 10:11:12,345 INFO hooks.py:17] {tap.name}: {tap.tensor!r}\n"
+            for tap in seen
+            if tap.step == 0
+        ]
+    (folder / "debug.log").write_text("".join(lines))
+
+
 Write = Callable[[Path, Sequence[Tap], str], None]
 NAMED: dict[Write, tuple[str, int]] = {
     groups_of_h5: (f"blocks.{FAULT}.attn.proj", STEPS),
@@ -166,6 +210,11 @@ NAMED: dict[Write, tuple[str, int]] = {
     moments: (f"blocks.{FAULT}.attn.proj", 1),
     names_of_tensorflow: (f"encoder_block_{FAULT}.attn_proj:0", 1),
     a_dictionary_a_call: (f"blocks.{FAULT}.attn.proj", STEPS),
+    files_of_a_tool_without_its_index: (f"blocks.{FAULT}.attn.proj", STEPS),
+    sides_above_modules: (f"blocks.{FAULT}.attn.proj", STEPS),
+    the_moment_of_the_run: (f"blocks.{FAULT}.attn.proj", STEPS),
+    places_and_a_list_of_names: (f"blocks.{FAULT}.attn.proj", 1),
+    printed_by_a_logger: (f"blocks.{FAULT}.attn.proj", 1),
     whole_blocks_beside_parts: (f"block{FAULT}.attn_proj", 1),
 }
 
@@ -183,6 +232,16 @@ def test_a_layout_leads_to_the_fault_and_is_silent_otherwise(write: Write, tmp_p
     faulty = whence.compare(tmp_path / "reference", tmp_path / "fault")
     assert (faulty.status, faulty.findings[0].name) == ("different", name)
     assert whence.compare(tmp_path / "reference", tmp_path / "rounding").status == "same"
+
+
+def test_names_of_places_that_are_damaged_leave_the_places(tmp_path: Path) -> None:
+    path = tmp_path / "layers.npz"
+    np.savez(path, np.ones(9), np.zeros(9), names=np.array(["first", "second"]))
+    scopes = [call.scope for call in open_run(path).calls if call.refs and call.scope]
+    assert {"first", "second"} <= set(scopes)
+    np.savez(path, np.ones(9), np.zeros(9), names=np.array(["first"]))
+    scopes = [call.scope for call in open_run(path).calls if call.refs and call.scope]
+    assert {"arr_0", "arr_1"} <= set(scopes)
 
 
 def test_a_dict_of_settings_beside_tensors_names_nothing(tmp_path: Path) -> None:

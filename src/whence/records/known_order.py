@@ -84,6 +84,12 @@ class PartialOrder:
         """All nodes, each behind what was made before it; tensors by number where that is open."""
         self.is_total = count < 2
 
+    def add_all(self, sources: Sequence[Sequence[Chain]]) -> None:
+        """Adds the statements of sources, the strongest first; at once where none contradicts."""
+        if not self._take(itertools.chain(*sources)):
+            for chains in sources:
+                self.add(chains)
+
     def add(self, chains: Sequence[Chain]) -> None:
         """Adds the statements of a source that do not contradict earlier ones."""
         if self.is_total or not chains or self._take(chains) or len(chains) > _TRIED:
@@ -154,10 +160,12 @@ def known(traces: Sequence[Trace], other: Sequence[Trace] = ()) -> PartialOrder:
         for by_name in _BY_NAME:
             order.add([chain[::-1] for chain in by_name(modules)])
         return order
-    for source in _SOURCES:
+    for source in _STATED:
         order.add(_chains(source, traces))
-    for source in _SOURCES if other else ():
-        order.add(_chains(source, other))
+    if not order.is_total:
+        sources = [_chains(source, traces) for source in _INFERRED]
+        sources += [_chains(source, other) for source in (*_STATED, *_INFERRED) if other]
+        order.add_all(sources)
     return order
 
 
@@ -419,11 +427,11 @@ def _by_time(traces: Sequence[Trace]) -> list[Chain]:
 
 
 _Source = Callable[[Sequence[Trace]], list[Chain]]
-_SOURCES: tuple[_Source, ...] = (
-    _by_counter, _by_entry, _by_content, _by_part, _by_number, _by_role, _in_layer, _by_result,
-    _by_sorted_entry, _by_time,
+_STATED: tuple[_Source, ...] = (_by_counter, _by_entry)
+_INFERRED: tuple[_Source, ...] = (
+    _by_content, _by_part, _by_number, _by_role, _in_layer, _by_result, _by_sorted_entry, _by_time,
 )  # fmt: skip
-"""The sources, the strongest first."""
+"""The sources, the strongest first; what is stated often says all."""
 
 _BY_NAME: tuple[_Source, ...] = (_by_number, _by_role, _in_layer)
 _OF_NAMES: tuple[_Source, ...] = (_by_part, _by_result, *_BY_NAME)

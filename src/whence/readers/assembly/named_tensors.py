@@ -188,8 +188,9 @@ def of_files(
             tensors += ((item, n, file, name) for n, item in enumerate(items(building, file)))
         except UnreadableRun as error:
             building.lacks(Lack.DAMAGED, name, not_read(name, error))
+    paths = [_named_for(item, name) for item, *_, name in tensors]
     spoken = spoken_names.tell(
-        [_named_for(item, name) for item, *_, name in tensors],
+        spoken_names.without_forms(paths, [item.shape for item, *_ in tensors]),
         ["" if item.is_whole else item.name for item, *_ in tensors],
     )
     return [

@@ -38,10 +38,11 @@ _MARK = "(?:" + "|".join(
 _AT_START = re.compile(_MARK + r"(?:$|[._-])", re.IGNORECASE)
 _AT_END = re.compile(r"(?:^|[._-])" + _MARK + "$", re.IGNORECASE)
 _ANY = re.compile("|".join((*_STEP_WORDS, _RANK_WORDS, "第", "prefill|decode")), re.IGNORECASE)
-_CALL = re.compile(r"(.+)[._-](\d{1,4})")
+_CALL = re.compile(r"(.+)[._@#-](\d{1,4})")
 _CALL_OF_CLASS = re.compile(
     r"(?:(?:Module|Cell)\.)?(?:(.+)\.)?[A-Z]\w*\.forward(?:\.(\d{1,9}))?(?=\.(?:input|output)|$)(.*)"
 )
+_DTYPE = "(?:bf|f|fp|b?float|u?int|i|u)(?:8|16|32|64)|bool"
 _DATE = re.compile(r"(?<!\d)20\d\d([-_.]?)[01]\d\1[0-3]\d(?!\d)")
 _CONTENT = re.compile(r"(?<=.)[./](?:__\w{1,30}__|data|tensor|array)$")
 _SHARD = re.compile(r"-\d{5}-of-\d{5}$")
@@ -68,7 +69,9 @@ _ACTIVATION = re.compile(
     re.IGNORECASE,
 )
 _SIDE = rf"(?P<word>(?i:{'|'.join(_SIDES)}))"
-_SUFFIX = re.compile(rf"(?:^|[._-]){_SIDE}(?:[._-]?(?P<slot>\d{{1,4}}))?$")
+_SUFFIX = re.compile(
+    rf"(?:^|[._/-])(?:(?:fwd|forward)[._-])?{_SIDE}(?:[._-]?(?P<slot>\d{{1,4}}))?$"
+)
 _OF_ARGUMENT = re.compile(rf"(?:^|[._-]){_SIDE}\.(?P<slot>[A-Za-z][A-Za-z0-9_]{{0,30}})$")
 _LAST = re.compile(rf"[._-](?P<word>(?i:{'|'.join(_LAST_WORDS)}))(?P<slot>)$")
 _PREFIX = re.compile(rf"^{_SIDE}[._-](?=.)|(?<=\.)(?P<inner>(?i:{'|'.join(_SIDES)}))\.")
@@ -118,6 +121,22 @@ def tell(paths: Sequence[str], inner: Sequence[str]) -> list[Said]:
     ranks = _numbered([[m for m in row if m.level == -1] for row in marks])
     names = _names([[rest for rest, _ in row] for row in parted], inner, len(set(paths)))
     return [Said(*row) for row in zip(names, steps, ranks, strict=True)]
+
+
+def without_forms(paths: Sequence[str], shapes: Sequence[tuple[int, ...]]) -> Sequence[str]:
+    """Returns the paths of files without what they end in: the dtype and shape of the tensor that
+    each holds, where all state them.
+    """
+    forms = [_form(shape).search(path) for path, shape in zip(paths, shapes, strict=True)]
+    if not all(forms):
+        return paths
+    return [m.string[: m.start()] + m.string[m.end() :] for m in forms if m is not None]
+
+
+@lru_cache(maxsize=1024)
+def _form(shape: tuple[int, ...]) -> re.Pattern[str]:
+    numbers = "[x_,-]".join(map(str, shape)) or "scalar"
+    return re.compile(rf"(?<=.)(?:[._-](?:{_DTYPE}|[(\[]?{numbers}[)\]]?))+(?=\.\w+$)")
 
 
 def _pieces(path: str, name: str) -> list[str]:

@@ -7,15 +7,19 @@ Formats: the zip archive (torch >= 1.6), the sequence of pickles before it, and 
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from whence import dtypes
 from whence.errors import ElementsMissing, UnreadableRun
 from whence.readers.encodings import limits
-from whence.readers.encodings.archive import Bytes, File
+from whence.readers.encodings.archive import MAPPED_FROM, Bytes, File
 from whence.readers.encodings.number_text import Values
 from whence.readers.encodings.pickle_values import (
     MAKERS,
@@ -61,6 +65,8 @@ _NAMES = ("layer", "module", "layer_name", "module_name", "op_name", "tensor_nam
 """Usual keys of the name in a dict of one tensor or call; a list of such dicts may use others."""
 _MARKS = ("step", "iteration", "iter", "token", "rank")
 _PLACES = ("torch", "torch.storage", "torch.cuda")
+_ONE_TENSOR = 4096
+"""Most bytes of a pickle of one tensor."""
 
 
 def recognised(head: bytes) -> bool:
@@ -220,7 +226,10 @@ def _with_names_beside(node: dict[Any, Any]) -> list[tuple[Any, Any]]:
 
 
 def _from_zip(file: File) -> Any:
-    entries = file.entries()
+    # a small file is read at once: of many, opening them is most of the work
+    small = file.size < MAPPED_FROM
+    whole = File(bytes(file.part(0, file.size)), file.name) if small else file
+    entries = whole.entries()
     prefix = next(
         (
             name[: -len("data.pkl")]
@@ -232,9 +241,9 @@ def _from_zip(file: File) -> Any:
     if prefix is None:
         raise UnreadableRun(f"{file.name} is a zip archive without data.pkl, not one of torch.save")
     order = (
-        file.entry(entries[f"{prefix}byteorder"]) if f"{prefix}byteorder" in entries else b"little"
+        whole.entry(entries[f"{prefix}byteorder"]) if f"{prefix}byteorder" in entries else b"little"
     )
-    pickled = file.entry(entries[f"{prefix}data.pkl"])
+    pickled = bytes(whole.entry(entries[f"{prefix}data.pkl"]))
     is_big = bytes(order).strip() == b"big"
 
     def storage(pid: Any) -> Storage:
@@ -250,9 +259,27 @@ def _from_zip(file: File) -> Any:
 
         return Storage(key, _storage_dtype(kind)[0], read, is_big)
 
-    return PickleMachine(File(bytes(pickled), f"{file.name}: data.pkl"), file.name, storage).run(0)[
-        0
-    ]
+    if len(pickled) <= _ONE_TENSOR and (alone := _of_one_tensor(pickled)):
+        return replace(alone[0], storage=storage(alone[1]))
+    return PickleMachine(File(pickled, f"{file.name}: data.pkl"), file.name, storage).run(0)[0]
+
+
+@functools.lru_cache(maxsize=256)
+def _of_one_tensor(pickled: bytes) -> tuple[TorchTensor, Any] | None:
+    """Returns (tensor, the name of its storage) of a pickle of one tensor, None for any other;
+    cached, since the files of a folder differ in their elements alone.
+    """
+    names: list[Any] = []
+
+    def storage(pid: Any) -> Storage:
+        names.append(pid)
+        return Storage("", _storage_dtype(pid[1])[0], lambda: np.empty(0, np.uint8))
+
+    try:
+        tree = PickleMachine(File(pickled), "", storage).run(0)[0]
+    except Exception:  # noqa: BLE001 - whatever a damaged file does to a parser: told with its name
+        return None
+    return (tree, *names) if isinstance(tree, TorchTensor) and len(names) == 1 else None
 
 
 def _from_sequence(file: File) -> Any:

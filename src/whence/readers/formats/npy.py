@@ -6,8 +6,12 @@ Format: numpy.lib.format; a .npz is a zip archive of .npy files.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import re
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
+from zipfile import ZipInfo
+
+import numpy as np
 
 from whence.dtypes import Array
 from whence.errors import ElementsMissing, UnreadableRun
@@ -22,6 +26,7 @@ from whence.records import Lack, Run
 LOOKS_LIKE = "a .npy or .npz file, or a folder of them"
 ORDER = 80
 LOOSE = True
+_POSITION = re.compile(r"arr_\d{1,9}\.npy")
 
 
 def sniff(place: Place) -> bool:
@@ -54,14 +59,35 @@ def _items(building: Building, file: File) -> Iterator[Named]:
         header = numpy_file.header(head, file.name)
         yield from _array(header, "", lambda: file.part(0, file.size), file.name)
         return
-    for entry, info in file.entries().items():
+    entries = file.entries()
+    names = _names(file, entries)
+    for entry, info in entries.items():
         name, label = entry.removesuffix(".npy").replace("/", "."), f"{file.name}: {entry}"
         try:
             header = numpy_file.header(bytes(file.entry(info, numpy_file.HEAD_BYTES)), label)
         except (UnreadableRun, ElementsMissing) as error:
             building.lacks(Lack.DAMAGED, file.name, f"{name} is not read: {error}")
             continue
+        name = names.get(name, name)
         yield from _array(header, name, partial(file.entry, info), label, ordered=True)
+
+
+def _names(file: File, entries: Mapping[str, ZipInfo]) -> dict[str, str]:
+    """Returns {arr_0: name} of `np.savez(file, *arrays, names=names)`: the only other entry is an
+    array of as many texts.
+    """
+    others = [entry for entry in entries if not _POSITION.fullmatch(entry)]
+    if len(others) != 1 or len(entries) < 2:
+        return {}
+    info = entries[others[0]]
+    try:
+        header = numpy_file.header(bytes(file.entry(info, numpy_file.HEAD_BYTES)), file.name)
+        if header.dtype[1:2] != "U" or header.shape != (len(entries) - 1,):
+            return {}
+        texts = np.frombuffer(file.entry(info)[header.start :].tobytes(), header.dtype)
+    except (UnreadableRun, ElementsMissing, ValueError):
+        return {}
+    return {f"arr_{n}": str(text) for n, text in enumerate(texts) if text}
 
 
 def _array(
