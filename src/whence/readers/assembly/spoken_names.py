@@ -103,9 +103,9 @@ def tell(paths: Sequence[str], inner: Sequence[str]) -> list[Said]:
     """
     if len(inner) > 1 and all(map(_CONTENT.search, inner)):
         inner = [_CONTENT.sub("", name) for name in inner]
-    outermost = {path.partition("/")[0] for path in paths}
-    if len(outermost) == 1 and all("/" in path for path in paths) and _DATE.search(*outermost):
-        paths = [path.partition("/")[2] for path in paths]  # below the folder of the run
+    run = paths[0].partition("/")[0] if paths else ""
+    if _DATE.search(run) and all(path.startswith(f"{run}/") for path in paths):
+        paths = [path.partition("/")[2] for path in paths]
     pieces = [_pieces(path, name) for path, name in zip(paths, inner, strict=True)]
     calls = _calls_behind([row[-1] for row in pieces])
     pieces = [[*row[:-1], name] for row, (name, _) in zip(pieces, calls, strict=True)]
@@ -155,7 +155,7 @@ def _calls_behind(names: Sequence[str]) -> list[tuple[str, list[Mark]]]:
     of_classes = [_CALL_OF_CLASS.fullmatch(name) for name in names]
     if all(of_classes):
         return [
-            ((m[1] or "") + m[3] if m[1] else m[3][1:], [Mark(4, "call", int(m[2] or 0))])
+            (f"{m[1] or ''}{m[3]}".strip("."), [Mark(4, "call", int(m[2] or 0))])
             for m in of_classes
             if m is not None
         ]
