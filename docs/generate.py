@@ -106,7 +106,7 @@ def commands() -> str:
     """Every command with its `--help`."""
     parts = [
         "# Commands",
-        "What `--help` prints. Exit codes: [verdicts](../verdicts.md#exit-codes).",
+        "What `--help` prints. Exit codes: [reference](../reference.md).",
     ]
     context = click.Context(cli.group, info_name="whence", terminal_width=WIDTH)
     context.meta[_help.EVERYTHING] = True
