@@ -10,7 +10,7 @@ import msgspec
 
 from whence.display import listed
 from whence.records import Run
-from whence.records.marks import OBSERVER
+from whence.records.marks import FILES_CHANGED, OBSERVER
 from whence.records.observed import observed
 
 # Settings that change results beyond rounding or choose other kernels. Other settings are listed
@@ -92,7 +92,7 @@ def changed(run: Run) -> list[str]:
         out.append(f"patched with outputs of {source} at {listed([*map(str, points)], 4)}")
     if run.info.options.get("inject"):
         out.append(f"a fault was planted in it: {run.info.options['inject']}")
-    kinds = ("patch-refused", "fault-refused", "forced", "force-refused")
+    kinds = ("patch-refused", "fault-refused", "forced", "force-refused", FILES_CHANGED)
     return out + [n.text for n in run.notes if n.kind in kinds]
 
 

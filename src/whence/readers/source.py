@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Container, Iterable, Iterator
 from functools import cached_property
 from pathlib import Path
@@ -20,6 +21,10 @@ def suffix_of(name: str) -> str:
     """Returns the suffix of a file's name, with its dot, in lower case."""
     last = name.rpartition("/")[2]
     return last[last.rfind(".") :].lower() if "." in last else ""
+
+
+_OF_RUN = re.compile(r"(|.*/)rank\d{5}-[^/]+/(?:index|journal|process|shard|status)[^/]*$")
+"""A file of a run of whence, behind the folder of the run."""
 
 
 class Place:
@@ -87,11 +92,19 @@ class Place:
     @cached_property
     def files(self) -> tuple[str, ...]:
         """Every regular file below a folder, relative with forward slashes, sorted. Links to
-        folders are not followed.
+        folders are not followed; a run of whence beside a dump is left out.
 
         Raises UnreadableRun beyond two million files.
         """
-        return tuple(sorted(set(self._walk("", 0)) - self.hidden))
+        names = set(self._walk("", 0)) - self.hidden
+        runs = {match[1] for name in names if (match := _OF_RUN.match(name))}
+        return tuple(
+            sorted(
+                name
+                for name in names
+                if not runs or not (_OF_RUN.match(name) or name.removesuffix("run.json") in runs)
+            )
+        )
 
     @cached_property
     def not_followed(self) -> tuple[str, ...]:

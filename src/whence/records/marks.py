@@ -254,6 +254,11 @@ OVERWRITTEN = "overwritten without being read"
 OBSERVER = "observer effect: "
 """How the note of a run begins that says how its own capture changed it."""
 
+FILES_CHANGED = "files-changed"
+"""Kind of a run's note that says that a tool's files are read in the place of the run beside
+them.
+"""
+
 WRITING = "is still being written"
 """How the reason begins why a run has not ended whose process runs."""
 

@@ -72,6 +72,8 @@ def _answer(result: Comparison, output: str, occurrences: bool) -> Document:
         yield from _declared(item)
     if result.status == Status.SAME:  # a fault costs more and changes the shares
         yield from _costs(result.layer_costs)
+        if result.layer_costs and not all(item.declared for item in result.declared):
+            yield "  to measure it", "whence recipe   runs the target again with layers in float"
     about = result.origin
     if about is not None and result.findings and about.steps[-1].name == result.findings[0].name:
         yield from origin.about(about)
@@ -338,8 +340,6 @@ def _costs(costs: Sequence[LayerCost]) -> Document:
     more = len(costs) - len(worth[:_MOST_COSTS])
     if worth and more:
         yield "", f"{count(more, 'layer')} more in summary.json"
-    if costs:
-        yield "  to measure it", "whence recipe   runs the target again with layers in float"
 
 
 def _equal_inputs(finding: Finding, result: Comparison) -> str:

@@ -144,6 +144,9 @@ class Dump:
         self._labelled()
         if self.session.calls:
             self._lay_out()
+        with contextlib.suppress(OSError):
+            # Later than what the tool's files hold: a file that is later still was changed.
+            os.utime(self.folder / "run.json")
         if not self._took and (why := self._why_nothing(refused)):
             complain(f"nothing was dumped into {self.destination}: {why}")
 
