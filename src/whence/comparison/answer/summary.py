@@ -53,7 +53,8 @@ def _ran_alone(paired: PairedRuns) -> str:
     """Which model the target ran of which no call has a partner, in a sentence; "" without one.
 
     A script that prints both an old and a new model holds both: the old one pairs with the
-    reference, and that says nothing of the new one. A call without children is no model.
+    reference, and that says nothing of the new one. A call without children is no model, nor is a
+    part that a backward pass runs again.
     """
     calls, alone = paired.target.calls, {*paired.plan.unmatched_target}
     seen = set()
@@ -63,9 +64,11 @@ def _ran_alone(paired: PairedRuns) -> str:
                 call = calls[call.parent]
             seen.add(call.module_name)
     for number in paired.target_kids.get(-1, ()):
-        if calls[number].module_name not in seen and number in paired.target_kids:
+        call = calls[number]
+        is_model = call.phase == "forward" and number in paired.target_kids
+        if is_model and call.module_name not in seen:
             return (
-                f"no fault in what was compared, but only the target ran {calls[number].op_type}, "
+                f"no fault in what was compared, but only the target ran {call.op_type}, "
                 "and nothing of it has a partner: where it replaces the reference's model, capture "
                 "it alone"
             )
