@@ -610,3 +610,36 @@ def test_gates_in_another_order_are_a_fault_of_the_parameters(tmp_path):
     assert result.status == "different"
     assert (result.findings[0].name, result.findings[0].verdict) == ("cells.0", "param-diff")
     assert "another order" in result.findings[0].sentence
+
+
+class Wrapped(nn.Module):
+    """Hands on what it is given."""
+
+    def __init__(self, inner):
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, *args, **kwargs):
+        return self.inner(*args, **kwargs)
+
+
+def test_a_layer_is_paired_with_the_layer_and_not_with_what_holds_it(tmp_path):
+    """A wrapped block is the one child of its wrapper, as attention is a child of the block."""
+    transformers = pytest.importorskip("transformers")
+    runs = []
+    for name in ("plain", "wrapped"):
+        torch.manual_seed(0)
+        config = transformers.MptConfig(
+            d_model=32, n_heads=4, n_layers=2, vocab_size=50, max_seq_len=128, expansion_ratio=2
+        )
+        model = transformers.MptForCausalLM(config).eval()
+        if name == "wrapped":
+            model.transformer.blocks = nn.ModuleList(map(Wrapped, model.transformer.blocks))
+        with whence.capture(model, tmp_path / name), torch.no_grad():
+            model(torch.arange(24).reshape(2, 12), use_cache=False)
+        runs.append(tmp_path / name)
+    result = whence.compare(*runs)
+    assert (result.status, result.findings) == ("same", ())
+    assert set(result.without_partner["target"]) == {
+        f"transformer.blocks.{k}.inner" for k in range(2)
+    }

@@ -1021,7 +1021,14 @@ def leaves(pairing: SitePairing) -> None:
 
 
 def containers(pairing: SitePairing) -> None:
-    """Pair modules with those that contain most partners of their leaves and few other leaves."""
+    """Pair modules with those that contain most partners of their leaves and few other leaves. A
+    pair by order alone gives way to one that contains more: what holds a layer is not the layer.
+    """
+
+    def may_move(site: int) -> bool:
+        partner = pairing.partners.get(site)
+        return partner is None or partner.rule == ORDER
+
     weights, across = _weights(pairing.reference), _weights(pairing.target)
     common: dict[int, Counter[int]] = defaultdict(Counter)
     for site, partner in pairing.partners.items():
@@ -1029,23 +1036,28 @@ def containers(pairing: SitePairing) -> None:
             continue
         above = _above(pairing.target, partner.site)
         for ancestor in _above(pairing.reference, site):
-            if ancestor not in pairing.partners:
+            if may_move(ancestor):
                 common[ancestor].update(above)
     for site in sorted(common, key=lambda s: weights[s]):
+        partner = pairing.partners.get(site)
         candidates = [
             (2 * n / (weights[site] + across[o]), o)
             for o, n in common[site].items()
             if o not in pairing.back
+            or pairing.back[o] == site
             and pairing.lane(pairing.reference, site) == pairing.lane(pairing.target, o)
             and not pairing.contradict(site, o)
         ]
         if not candidates or (best := max(candidates)[0]) < 0.5:
             continue
         top = [o for share, o in candidates if share == best]
+        if partner is not None and partner.site in top:
+            continue
         if len(top) > 1:  # a chain of modules with one child each
             scores = [pairing.score(site, o) for o in top]
             top = [o for o, s in zip(top, scores) if s == max(scores)]
         if len(top) == 1:
+            pairing.part(site)
             pairing.pair(site, top[0], ORDER, f"{best:.0%} of the calls below them are paired")
 
 
