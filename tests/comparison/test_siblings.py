@@ -65,3 +65,34 @@ def test_a_loss_that_all_siblings_have_is_a_remark(tmp_path):
 def test_a_correct_run_has_neither(tmp_path):
     result = compared(tmp_path, set())
     assert (result.status, result.remarks) == ("same", ())
+
+
+class ScaleAndShift(nn.BatchNorm2d):
+    """The same function, written as one product and one sum."""
+
+    def forward(self, x):
+        scale = self.weight * torch.rsqrt(self.running_var + self.eps)
+        shift = self.bias - self.running_mean * scale
+        return x * scale[:, None, None] + shift[:, None, None]
+
+
+def test_a_norm_that_is_written_otherwise_rounds_otherwise(tmp_path):
+    """Its siblings are of one form with it in the reference alone."""
+
+    def net(written):
+        torch.manual_seed(0)
+        layers = []
+        for number in range(4):
+            norm = (ScaleAndShift if written and number == 1 else nn.BatchNorm2d)(8)
+            with torch.no_grad():
+                norm.running_mean.normal_(0, 2)
+                norm.running_var.uniform_(0.5, 2)
+            layers += [nn.Conv2d(8, 8, 3, padding=1), norm, nn.ReLU()]
+        return nn.Sequential(*layers).eval().bfloat16()
+
+    x = torch.randn(4, 8, 12, 12, generator=torch.Generator().manual_seed(1)).bfloat16()
+    for name, written in (("a", False), ("b", True)):
+        with whence.capture(model := net(written), tmp_path / name), torch.no_grad():
+            model(x)
+    result = whence.compare(tmp_path / "a", tmp_path / "b")
+    assert (result.status, result.findings) == ("same", ())

@@ -247,7 +247,7 @@ class CallReplays:
         why = ""
         is_finite = all(np.isfinite(error.score) for _, error in figures)
         if fault.cause != CauseKind.KERNEL and is_finite:
-            why = self._not_reproduced(evidence, flagged, is_own=is_own)
+            why = self.not_reproduced(evidence.pair, flagged, is_own=is_own)
         if why:
             words = verdict.sentence.removeprefix("introduced here: ")
             return verdict.withdrawn(VerdictKind.PRECISION, f"{words}; {why}")
@@ -256,12 +256,9 @@ class CallReplays:
             operator=fault.operator, source=fault.source, reason=fault.reason
         )
 
-    def _not_reproduced(
-        self, evidence: RegionEvidence, flagged: Sequence[str], *, is_own: bool
-    ) -> str:
+    def not_reproduced(self, pair: PairedCall, flagged: Sequence[str], *, is_own: bool) -> str:
         """Why a script that reproduces this finding would not fail, "" if it would fail."""
         assert self.replayer is not None
-        pair = evidence.pair
         slot_of = functools.partial(self.paired.replayed, pair.index)
         sides, calls = self.replayer.sides, (pair.call, pair.partner)
         return precision_asked_for(sides, *calls, slot_of, flagged, is_own=is_own)

@@ -316,6 +316,9 @@ def blame_those_that_stand_out(
             continue
         pair = replays.paired.pair(replays.paired.pair_of[call])
         fault = replays.cause(pair, [verdict.slot], own.score / judge.LIMITS.stands_out)
+        is_semantic = fault.cause == CauseKind.SEMANTIC
+        if is_semantic and replays.not_reproduced(pair, [verdict.slot], is_own=True):
+            continue
         others = f"{len(quiet)} others of its form" if len(quiet) > 1 else "another of its form"
         words = f"; {fault.words}" if fault.words else ""
         verdicts[call, -1] = verdict.replace(
