@@ -87,6 +87,8 @@ def test_a_norm_that_is_written_otherwise_rounds_otherwise(tmp_path):
             with torch.no_grad():
                 norm.running_mean.normal_(0, 2)
                 norm.running_var.uniform_(0.5, 2)
+                norm.weight.uniform_(0.5, 2)
+                norm.bias.normal_()
             layers += [nn.Conv2d(8, 8, 3, padding=1), norm, nn.ReLU()]
         return nn.Sequential(*layers).eval().bfloat16()
 

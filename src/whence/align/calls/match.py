@@ -1039,7 +1039,7 @@ def containers(pairing: SitePairing) -> None:
             if may_move(ancestor):
                 common[ancestor].update(above)
     for site in sorted(common, key=lambda s: weights[s]):
-        partner = pairing.partners.get(site)
+        by_order = pairing.partners.get(site)
         candidates = [
             (2 * n / (weights[site] + across[o]), o)
             for o, n in common[site].items()
@@ -1053,7 +1053,7 @@ def containers(pairing: SitePairing) -> None:
         if not candidates or (best := max(candidates)[0]) < 0.5:
             continue
         top = [o for share, o in candidates if share == best]
-        if partner is not None and partner.site in top:
+        if by_order is not None and by_order.site in top:
             continue
         if len(top) > 1:  # a chain of modules with one child each
             scores = [pairing.score(site, o) for o in top]
