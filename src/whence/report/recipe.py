@@ -42,7 +42,7 @@ def _words(layer: InFloat) -> str:
     elif layer.measured is None:
         gain = estimated or "not measured"
     else:
-        gain = f"removes {100 * layer.measured:.0f} % of the outputs' squared error"
+        gain = f"removes {round(100 * layer.measured)} % of the outputs' squared error"
         gain += f" ({estimated})" if estimated else ""
     together = "" if layer.together in (None, layer.measured) else layer.together
     behind = f"; with those before it {100 * together:.0f} %" if together else ""
