@@ -159,6 +159,20 @@ def _by_hand(folder: Path) -> dict[str, list[Path]]:
     }
 
 
+def _hooks(folder: Path, tensors: Path) -> list[Path]:
+    """Folders that hooks of serving engines write."""
+    names = {
+        "nxd": ("captured_tensors_cte_step_1_module_norm_output.pt",),
+        "vllm": ("a/step_0/model.norm/outputs_cuda_0.pt", "a/step_0/model.norm/inputs.json"),
+    }
+    for place, files in names.items():
+        for name in files:
+            file = folder / "hooks" / place / name
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_bytes(tensors.read_bytes() if file.suffix == ".pt" else b"{}")
+    return [folder / "hooks" / place for place in names]
+
+
 class Target:
     """read: what reads it. seeds: files or folders. folder: what is mutated is a folder."""
 
@@ -218,6 +232,7 @@ def targets(folder: Path) -> dict[str, Target]:
             p for p in (DATA / "paddle").iterdir() if p.suffix in (".pdmodel", ".json")
         ],
         "etdump": [DATA / "etdump" / "reference"],
+        "engine_hooks": _hooks(folder, corpus / "torch_tensors" / "zip.pt"),
         "sglang": [p for p in (DATA / "sglang").iterdir() if p.is_dir()],
         "torch_xray": sorted((DATA / "torch_xray").glob("*.h5")),
     }

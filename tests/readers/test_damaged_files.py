@@ -70,6 +70,14 @@ def _prints(folder):
     (folder / "run.log").write_text("".join(lines))
 
 
+def _hooks(folder):
+    torch = pytest.importorskip("torch")
+    for step, tensors in enumerate(STEPS, 1):
+        for name, array in tensors.items():
+            file = f"captured_tensors_cte_step_{step}_module_{name}_output.pt"
+            torch.save(torch.from_numpy(array.copy()), folder / file)
+
+
 def _captured(folder):
     nn = pytest.importorskip("torch").nn
     nn.init.normal_((net := nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 2)))[0].weight)
@@ -128,6 +136,7 @@ DUMPS = {
     "atb": _sample("ascend/atb"),
     "sglang": _sample("sglang/dumper_ref"),
     "sglang hooks": _sample("sglang/hook_ref"),
+    "engines' hooks": _hooks,
     "polygraphy": _sample("polygraphy/ref.json"),
     "torch_xray": _sample("torch_xray/gpu_globalrank-0_localrank-0.h5"),
     "transformers": _sample("hf_debugger/ref_files"),
