@@ -143,6 +143,7 @@ class Listening:
                 self._inside.enter_context(_Choosing(lambda x, out: self._chose(x, out, chosen)))
             if self._operators:
                 seen = Counter[str]()
+                self._computed = {}  # memory is used again by other tensors from call to call
                 self._inside.enter_context(_Operators(lambda func, out: self._ran(func, out, seen)))
             if self._modules:
                 for name in CACHES:
@@ -212,15 +213,17 @@ class Listening:
         seen: how often each ran in this call.
         """
         call, scope = self._call, self._scopes[-1] if self._scopes else ""
-        out = out[0] if isinstance(out, (tuple, list)) and out else out
-        if call is None or self._is_own or not isinstance(out, torch.Tensor):
+        results = out if isinstance(out, (tuple, list)) else (out,)
+        tensors = [tensor for tensor in results if isinstance(tensor, torch.Tensor)]
+        if call is None or self._is_own or not tensors:
             return
         with self._guarded():
-            memory = out.untyped_storage().data_ptr()
+            out = tensors[0]
             name = f"{func} in {scope}".replace(".default", "")
             if base_name(str(func)) in VIEWS:
-                name = self._computed.get(memory, name)
-            self._computed[memory] = name
+                name = self._computed.get(out.untyped_storage().data_ptr(), name)
+            for tensor in tensors:
+                self._computed[tensor.untyped_storage().data_ptr()] = name
             if not (out.dim() == 4 and out.shape[1] == call.shape[1]):  # heads, or tokens?
                 self._keep_rows(call, Event(name, Kind.OPERATOR, place=seen[name]), out)
             seen[name] += 1
