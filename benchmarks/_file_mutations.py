@@ -9,6 +9,7 @@ import os
 import random
 import re
 import struct
+import warnings
 import zipfile
 import zlib
 from collections.abc import Callable
@@ -182,7 +183,11 @@ def _zip(draw: random.Random, data: bytes, other: bytes) -> bytes:
         return _bytes(draw, data, other)
     out = io.BytesIO()
     try:
-        with zipfile.ZipFile(io.BytesIO(data)) as old, zipfile.ZipFile(out, "w") as new:
+        with (
+            warnings.catch_warnings(action="ignore"),  # of a name that stands there twice
+            zipfile.ZipFile(io.BytesIO(data)) as old,
+            zipfile.ZipFile(out, "w") as new,
+        ):
             names = old.namelist()
             chosen = draw.choice(names)
             for name in names:
