@@ -1043,12 +1043,9 @@ def containers(pairing: SitePairing) -> None:
         candidates = [
             (2 * n / (weights[site] + across[o]), o)
             for o, n in common[site].items()
-            if o not in pairing.back
-            or (
-                pairing.back[o] == site
-                and pairing.lane(pairing.reference, site) == pairing.lane(pairing.target, o)
-                and not pairing.contradict(site, o)
-            )
+            if pairing.back.get(o, site) == site
+            and pairing.lane(pairing.reference, site) == pairing.lane(pairing.target, o)
+            and not pairing.contradict(site, o)
         ]
         if not candidates or (best := max(candidates)[0]) < 0.5:
             continue
