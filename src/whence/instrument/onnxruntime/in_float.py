@@ -41,6 +41,7 @@ class LayersInFloat:
     """
 
     def __init__(self, session: Session, reference: Run, points: Sequence[str]) -> None:
+        extras.needed("onnx", "layers in float")  # before the program makes a session
         self._session, self._reference = session, reference
         self._points = [parse_point(text) for text in points]
         self._pending: dict[str, str] = {}
@@ -224,7 +225,7 @@ class _Graph:
     def _float_nodes(self, place: _Place, reference: Run, data: Sequence[str]) -> Iterator[Any]:
         onnx = extras.needed("onnx", "layers in float")
         values: dict[int, str] = {}
-        given = iter(data)
+        operands = iter(data)
         for call in place.layer:
             inputs: dict[int, str] = {}
             records = {param_name(ref.slot): ref.record for ref in call.slots("param")}
@@ -238,7 +239,7 @@ class _Graph:
                 number = input_name(ref.slot)
                 if (
                     not number.isdecimal()
-                    or (value := self._value(values, ref.record, given)) is None
+                    or (value := self._value(values, ref.record, operands)) is None
                 ):
                     raise NotInFloat(f"{call.op_type} reads more than the quantised layer does")
                 inputs[int(number)] = value
@@ -249,9 +250,9 @@ class _Graph:
             yield onnx.helper.make_node(call.op_type, names, [makes], **call.arguments)
 
     @staticmethod
-    def _value(values: dict[int, str], record: int, given: Iterator[str]) -> str | None:
+    def _value(values: dict[int, str], record: int, operands: Iterator[str]) -> str | None:
         if record not in values:
-            value = next(given, None)
+            value = next(operands, None)
             if value is None:
                 return None
             values[record] = value
@@ -312,5 +313,5 @@ def edited(layers: LayersInFloat, args: Sequence[Any], kwargs: dict[str, Any]) -
     return args
 
 
-def _source(given: Any) -> Any:
-    return given if isinstance(given, bytes) else str(Path(given))
+def _source(model: Any) -> Any:
+    return model if isinstance(model, bytes) else str(Path(model))

@@ -25,7 +25,11 @@ def owns(model: Any) -> bool:
 
 def check(options: CaptureOptions) -> None:
     """Raise UsageError for what the capture of Paddle cannot do."""
-    for name, limit in (("force_tokens", "forces tokens on"), ("inject", "plants faults in")):
+    for name, limit in (
+        ("force_tokens", "forces tokens on"),
+        ("inject", "plants faults in"),
+        ("recompute", "runs programs of"),
+    ):
         if getattr(options, name):
             raise UsageError(
                 f"{name} {limit} torch models only; --patch replaces tensors of Paddle programs"

@@ -171,7 +171,13 @@ class Interventions:
         for slot, value in (*enumerate(args), *kwargs.items()):
             rebuilt_from(value, f"input.{slot}", collect)
         outputs = self._computed(run, call, inputs)
-        return lambda ref: outputs[ref.slot]
+
+        def output(ref: Ref) -> Any:
+            if ref.slot not in outputs:
+                raise _Refused(f"the reference's program does not compute {ref.slot}")
+            return outputs[ref.slot]
+
+        return output
 
     def _replaced(self, call: Call, out: Any, values: Callable[[Ref], Any]) -> Any:
         assert self._reference is not None

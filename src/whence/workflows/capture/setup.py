@@ -150,6 +150,8 @@ def recompute(run: Run, call: Call, inputs: Mapping[str, Array]) -> Mapping[str,
         is_cast = dtypes.is_floating(dtype)
         return inputs[slot].astype(dtypes.named(dtype).numpy) if is_cast else inputs[slot]
 
+    if lost := [slot for slot in program.params if slot not in records]:
+        raise ReplayRefused(f"{lost[0]} of {call.module_name} was not captured in {run.path}")
     params = {slot: run.array(records[slot]) for slot in program.params}
     return loaded.run({slot: as_recorded(slot) for slot in program.inputs}, params)
 
