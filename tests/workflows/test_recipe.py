@@ -254,3 +254,15 @@ def test_the_other_tools_lines_are_python_and_yaml(tmp_path, tool):
     config = {"quant_cfg": []}
     run_lines(tmp_path, line, {"config": config})
     assert config["quant_cfg"][1] == {"quantizer_name": "head.*", "enable": False}
+
+
+def test_the_command_offers_every_tool():
+    from whence.cli import recipe as verb
+
+    assert tuple(TOOLS) == verb.TOOLS
+
+
+def test_nothing_measured_is_not_nothing_worth_it(folder, monkeypatch):
+    monkeypatch.chdir(folder)
+    shown = text_of(whence.recipe("cmp", seconds=0))
+    assert "LEAVE IN FLOAT     not known: no layer was measured" in shown

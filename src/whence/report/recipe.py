@@ -17,7 +17,9 @@ def recipe(result: QuantisationRecipe) -> Document:
     error = "not known" if result.error is None else f"rel_l2 {result.error:.3g}"
     yield "OUTPUT ERROR", f"{error}, quantised against {result.reference}"
     if not result.leave:
-        yield "LEAVE IN FLOAT", "no layer: none brings 2 % of the outputs' squared error"
+        known = [layer for layer in result.others if layer.measured is not None]
+        none = f"no layer: none of {count(len(known), 'layer')} brings 2 % of the outputs' error"
+        yield "LEAVE IN FLOAT", none if known else "not known: no layer was measured"
     for place, layer in enumerate(result.leave):
         yield "LEAVE IN FLOAT" if place == 0 else "  then", _words(layer)
         yield "  or", layer.cure
@@ -44,6 +46,6 @@ def _words(layer: InFloat) -> str:
     else:
         gain = f"removes {round(100 * layer.measured)} % of the outputs' squared error"
         gain += f" ({estimated})" if estimated else ""
-    together = "" if layer.together in (None, layer.measured) else layer.together
-    behind = f"; with those before it {100 * together:.0f} %" if together else ""
-    return f"{layer.name}   SQNR {layer.sqnr_db:.1f} dB, {gain}{behind}"
+    if layer.together is not None and layer.together != layer.measured:
+        gain += f"; with those before it {round(100 * layer.together)} %"
+    return f"{layer.name}   SQNR {layer.sqnr_db:.1f} dB, {gain}"

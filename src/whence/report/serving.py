@@ -51,7 +51,7 @@ def serving_text(result: ServingCheck) -> Document:
         yield "  logits", seen
     if flips := sum(check.routes for check in result.requests):
         yield "  routes", f"{count(flips, 'choice')} of a router differ, among scores that tie"
-    yield from (("  in a batch", _dependence(found)) for found in result.batch)
+    yield from (("  in a batch", _dependence(each)) for each in result.batch)
     yield from _ratios(result)
     if wrong := [check for check in result.requests if check.first >= 0]:
         yield ""
@@ -103,14 +103,16 @@ def _ratios(result: ServingCheck) -> Document:
     yield "  from", ", ".join(f"{name} {100 * parts[name] / whole:.0f} %" for name in most)
 
 
-def _dependence(found: BatchDependence) -> str:
-    prompt = f"prompt {found.number}"
-    if not found.operator:
-        rows = count(found.compared, "row")
+def _dependence(result: BatchDependence) -> str:
+    prompt = f"prompt {result.number}"
+    if not result.compared:
+        return f"{prompt}: no operator in the batch has rows that face those of the prompt alone"
+    if not result.operator:
+        rows = count(result.compared, "row")
         return f"{prompt} is as alone, bit for bit, in {rows} of operators"
-    where = f"at position {found.position}, by {number(found.error)} of its size"
-    kind = "by rounding" if found.is_rounding else "by more than rounding"
-    return f"{prompt} depends on others {kind}, first in {found.operator}, {where}"
+    where = f"at position {result.position}, by {number(result.error)} of its size"
+    kind = "by rounding" if result.is_rounding else "by more than rounding"
+    return f"{prompt} depends on others {kind}, first in {result.operator}, {where}"
 
 
 def _rows(wrong: list[RequestCheck]) -> Iterator[tuple[str, ...]]:

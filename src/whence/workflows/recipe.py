@@ -150,7 +150,10 @@ class _Trials:
             self._alone(name)
         best = [layer for layer in self._ranked() if (layer.measured or 0.0) >= _WORTH]
         for count in range(1, min(_MOST, len(best)) + 1):
-            together = best[count - 1].measured if count == 1 else self._share(best[:count])
+            try:
+                together = best[0].measured if count == 1 else self._share(best[:count])
+            except _NotRun:
+                break  # each of them ran alone: what they are together stays unknown
             if together is None:
                 break
             self.together.append(msgspec.structs.replace(best[count - 1], together=together))
@@ -229,8 +232,8 @@ _OUTLIER = 20.0
 def _cure(name: str, result: Comparison, trials: _Trials) -> str:
     """What may quantise a layer better, with the figure that says so; "" where nothing shows."""
     cost = next(c for c in result.layer_costs if c.name == name)
-    schemes = " ".join(d.what for d in result.declared if set(name.split("+")) & set(d.names))
-    schemes = schemes or " ".join(d.what for d in result.declared if name in d.names)
+    names = {name, *name.split("+")}
+    schemes = " ".join(d.what for d in result.declared if names & set(d.names))
     if cost.saturated >= _CLIPPED:
         return (
             f"calibrate on more data, or clip less: {100 * cost.saturated:.2g} % of its results "
@@ -241,10 +244,9 @@ def _cure(name: str, result: Comparison, trials: _Trials) -> str:
             f"calibrate on data like this: its results use {100 * cost.range_used:.2g} % of the "
             "range of the codes"
         )
-    scopes = set(name.split("+"))
     run = trials.reference
     for call in run.calls:
-        if call.scope in scopes and any(call.slots("param")):
+        if call.scope in names and any(call.slots("param")):
             return _cure_of_numbers(run, call, schemes)
     return ""
 
