@@ -125,7 +125,8 @@ def test_packed_codes_are_the_float_weights(tmp_path, layer):
 
 FAULTS = {
     "a scale twice": (lambda w: gptq(w, scale=2.0), "in the whole tensor"),
-    "a zero point off by one": (lambda w: gptq(w, zero=2.0), "zero point off"),
+    "zero points off by one": (lambda w: gptq(w, zero=1.0), "off by one from what those of 2"),
+    "zero points off by two": (lambda w: gptq(w, zero=-2.0), "zero point off"),
     "columns in another order than stated": (
         lambda w: gptq(w, order=SHUFFLED, stated=np.arange(COLUMNS) // GROUP),
         "",
@@ -135,7 +136,7 @@ FAULTS = {
 
 @pytest.mark.parametrize(("layer", "words"), FAULTS.values(), ids=FAULTS)
 def test_a_layer_that_is_packed_wrongly_is_named(tmp_path, layer, words):
-    result = weights(tmp_path, gptq, layer)
+    result = weights(tmp_path, gptq, layer, gptq)
     states = {w.reference: w for w in result.pairs}
     assert states["layers.0.fc"].state == "codes"
     wrong = states["layers.1.fc"]

@@ -29,7 +29,8 @@ class Stored:
     over the codes. u: the scale's unit roundoff.
 
     shape: of the weight itself. scheme: read from shapes and values. where: the target's slots it
-    was read from; () when read off the values of a floating weight.
+    was read from; () when read off the values of a floating weight. less: what zero points are
+    stored less, 0 or 1.
     """
 
     shape: tuple[int, ...]
@@ -39,6 +40,7 @@ class Stored:
     scheme: Scheme
     u: float
     where: tuple[str, ...] = ()
+    less: int = 0
 
     def dequantised(self) -> F64:
         """(code - zero point) * scale, in the weight's shape."""
@@ -110,13 +112,13 @@ def _assemble(reference: Array, parameters: Mapping[str, Array], axis: int) -> S
                 if shaped is None:
                     continue
                 view, s, per, along, group = shaped
-                zeros = _zeros(parameters, names, (slot, name), scale, s)
+                zeros = [(*z, 0) for z in _zeros(parameters, names, (slot, name), scale, s)]
                 if packed and array.dtype.itemsize == _WORD:
                     signed = bool((codes < 0).any())
                     words = _zeros_of_words(parameters, names, scale, packed, signed)
-                    every = [(at, _shaped(codes, z, axis, group_of)) for at, z in words]
-                    zeros = iter([(at, form[1]) for at, form in every if form] or list(zeros))
-                for zero_slot, zero in zeros:
+                    every = [(at, _shaped(codes, z, axis, group_of), n) for at, z, n in words]
+                    zeros = [(at, form[1], n) for at, form, n in every if form] or zeros
+                for zero_slot, zero, less in zeros:
                     bits = packed or (8 if form != "int" else _bits(codes))
                     stored = Stored(
                         reference.shape,
@@ -126,6 +128,7 @@ def _assemble(reference: Array, parameters: Mapping[str, Array], axis: int) -> S
                         Scheme(bits, per, along, group, not zero.any(), form),
                         _u(scale),
                         tuple(x for x in (slot, name, zero_slot) if x),
+                        less,
                     )
                     far = _distance(stored.dequantised(), wide, size)
                     if best is None or far < best[0]:
@@ -221,12 +224,14 @@ def _codes_of_words(shape: tuple[int, ...], words: Array) -> Iterator[tuple[F64,
 
 def _zeros_of_words(
     parameters: Mapping[str, Array], names: Mapping[str, str], scale: Array, bits: int, signed: bool
-) -> Iterator[tuple[str, F64]]:
-    """Candidates (slot, zero points in the shape of the scale) that are packed as codes are: as
-    they stand, or stored less one, as GPTQ does.
+) -> Iterator[tuple[str, F64, int]]:
+    """Candidates (slot, zero points in the shape of the scale, what they are stored less) that are
+    packed as codes are: as they stand, or stored less one, as GPTQ does. One weight cannot tell
+    the two from a zero point that is off by one; the other weights of its file can.
     """
     for slot, array in parameters.items():
-        if "zero" not in names[slot] or array.dtype.itemsize != _WORD or array.ndim != 2:
+        is_word = array.dtype.kind in "iu" and array.dtype.itemsize == _WORD
+        if "zero" not in names[slot] or not is_word or array.ndim != 2:
             continue
         if array.size * (32 // bits) != scale.size or scale.ndim != 2:
             continue
@@ -234,9 +239,9 @@ def _zeros_of_words(
             zeros = _fields(array, bits, axis, order)
             if zeros.shape != scale.shape:
                 continue
-            yield slot, zeros - (1 << (bits - 1)) if signed else zeros
+            yield slot, zeros - (1 << (bits - 1)) if signed else zeros, 0
             if axis == 1 and not signed and order is _IN_ORDER:
-                yield slot, zeros + 1
+                yield slot, zeros + 1, 1
 
 
 def _group_of_column(

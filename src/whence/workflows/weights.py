@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
+
+from msgspec.structs import replace
 
 from whence.errors import ElementsMissing, UsageError
 from whence.records.slots import is_param, param_name
@@ -66,7 +69,8 @@ _OF_CODES = ("g_idx", "weight_g_idx", "weight_shape")
 
 def _coded(aligned: align.Aligned) -> dict[tuple[str, str], FacedWeight]:
     """The parameters that the target stores as codes and scales, of paired calls, by (module,
-    parameter); each is named by all that it is stored as.
+    parameter); each is named by all that it is stored as. Zero points of one file are stored in one
+    way: where few are stored otherwise than the rest, these differ.
     """
     import numpy as np
 
@@ -76,6 +80,7 @@ def _coded(aligned: align.Aligned) -> dict[tuple[str, str], FacedWeight]:
 
     reference, target = aligned.reference, aligned.target
     weights: dict[tuple[str, str], FacedWeight] = {}
+    less: dict[tuple[str, str], int] = {}
     for pair in aligned.plan.pairs:
         a, b = reference.calls[pair.reference], target.calls[pair.target]
         records = {ref.slot: ref.record for ref in b.slots("param")}
@@ -96,6 +101,8 @@ def _coded(aligned: align.Aligned) -> dict[tuple[str, str], FacedWeight]:
             checked = quantised_weights.check(wide, stored)
             off = norm(stored.dequantised() - wide.astype(np.float64))
             off /= norm(wide) or 1.0
+            if len(stored.where) > 2:
+                less[key] = stored.less
             weights[key] = FacedWeight(
                 *key,
                 _name(b),
@@ -107,6 +114,11 @@ def _coded(aligned: align.Aligned) -> dict[tuple[str, str], FacedWeight]:
                 off,
                 why=checked.sentence or str(stored.scheme),
             )
+    ((usual, count),) = Counter(less.values()).most_common(1) or [(0, 0)]
+    for key, number in less.items():
+        if number != usual and 2 * count > len(less) and weights[key].state == "codes":
+            words = f"its zero points are off by one from what those of {count} other weights mean"
+            weights[key] = replace(weights[key], state="differs", why=words)
     return weights
 
 
