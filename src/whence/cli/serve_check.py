@@ -16,6 +16,8 @@ Exit code: 0 no fault, 1 a fault, 2 something could not be compared, 3 a factory
 
 from __future__ import annotations
 
+from typing import Any
+
 import click
 
 from whence.cli import _answers
@@ -45,31 +47,18 @@ from whence.cli._options import COUNT, HERE, TEXT_OR_JSON, argument, option, ver
     option("--rollout", "The engine samples its tokens; split its log-ratios by cause."),
     TEXT_OR_JSON,
 )
-def command(  # noqa: PLR0913 - its options
-    reference: str,
-    target: str,
-    prompts: str,
-    tokens: int,
-    cache_error: float,
-    dtype: str,
-    alone: bool,
-    rollout: bool,
-    form: str,
-) -> int:
+def command(reference: str, target: str, prompts: str, form: str, **options: Any) -> int:
     """Words -> `api.serve_check` -> report -> exit code."""
     from whence import api
     from whence.report.serving import serving_text
 
+    options["max_new_tokens"] = options.pop("tokens")
     result = api.serve_check(
         reference,
         target,
         api.read_prompts(prompts),
-        max_new_tokens=tokens,
-        cache_error=cache_error,
-        rollout=rollout,
-        dtype=dtype,
-        alone=alone,
         tell=lambda line: click.echo(f"whence: {line}", err=True),
+        **options,
     )
     _answers.told(result, form, serving_text)
     return _answers.CODES[result.status]

@@ -55,7 +55,7 @@ def open_to_show(path: str, *, every: bool = True) -> Run:
 
 
 _RANKS = "rank[0-9][0-9][0-9][0-9][0-9]-*"
-_OF_TOOLS = ("ge", "msit_torch", "msprobe", "polygraphy", "torch_xray")
+_OF_TOOLS = ("fx", "ge", "msit_torch", "msprobe", "polygraphy", "torch_xray")
 """Readers of dumps that whence writes beside a run, under the names of other tools."""
 _ELEMENTS = (".h5", ".npy", ".pt", ".pth")
 _LATER_S, _LATER_IN_COPY_S = 2.0, 60.0

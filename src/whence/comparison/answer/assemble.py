@@ -687,12 +687,12 @@ class _Chain:
         """
         kept = self._coded_elsewhere(partner)
         array = self._paired.target.array
-        given = {
+        unrounded = {
             coded.record: made[coded.of] if coded.of in made else array(coded.of)
             for coded in layer.reads
             if coded.of >= 0 and not {coded.record, coded.of} & kept
         }
-        results = self._programs.right(call, layer, {}, given={**made, **given})
+        results = self._programs.right(call, layer, {}, given={**made, **unrounded})
         return [
             rounded if coded.record in kept else result
             for coded, result, rounded in zip(

@@ -70,7 +70,7 @@ def _ran_alone(paired: PairedRuns) -> str:
             return (
                 f"no fault in what was compared, but only the target ran {call.op_type}, "
                 "and nothing of it has a partner: where it replaces the reference's model, capture "
-                "it alone"
+                "it alone (whence.capture(model, path))"
             )
     return ""
 

@@ -195,18 +195,18 @@ class RootInputs:
         sentence; "" when that does not explain them.
         """
         call = self.paired.calls[pair.reference]
-        given = self.paired.arrays_of_one_shape(slot)
-        if given is None or given[0].dtype.kind not in "iu":
+        tokens_in = self.paired.arrays_of_one_shape(slot)
+        if tokens_in is None or tokens_in[0].dtype.kind not in "iu":
             return ""
         earlier = -1, call.root, call.step - 1, call.rank
         for before, slots in zip(self.paired.plan.pairs, self.paired.slots):
             maker = self.paired.calls[before.reference]
             if (maker.parent, maker.root, maker.step, maker.rank) != earlier:
                 continue
-            rows = given[0].shape[0] if given[0].ndim > 1 else 1
+            rows = tokens_in[0].shape[0] if tokens_in[0].ndim > 1 else 1
             choices = filter(None, (self._choices(s, rows) for s in slots.values()))
-            if given[0].ndim and any(each.explain(given) for each in choices):
-                a, b = (int(tokens[given[0] != given[1]][0]) for tokens in given)
+            if tokens_in[0].ndim and any(each.explain(tokens_in) for each in choices):
+                a, b = (int(side[tokens_in[0] != tokens_in[1]][0]) for side in tokens_in)
                 return (
                     f"step {call.step - 1}: token {a} against {b}: each run was given what it "
                     "chose: inherited"
@@ -239,17 +239,17 @@ class Choices(NamedTuple):
     tokens: tuple[Array, Array]
     ahead: int
 
-    def explain(self, given: tuple[Array, Array]) -> bool:
+    def explain(self, tokens_in: tuple[Array, Array]) -> bool:
         """Whether every token that differs is the one that its own run chose for that row: the last
         of a row, or at its place of it.
         """
         # Scores of other places than the tokens' say nothing but by their last.
-        aligned = not self.ahead or self.tokens[0].shape[1] == given[0].shape[-1]
-        for index in np.argwhere(given[0] != given[1]):
-            row, place = int(index[0]) if given[0].ndim > 1 else 0, int(index[-1]) - self.ahead
-            for tokens, own in zip(given, self.tokens, strict=True):
+        aligned = not self.ahead or self.tokens[0].shape[1] == tokens_in[0].shape[-1]
+        for index in np.argwhere(tokens_in[0] != tokens_in[1]):
+            row, place = int(index[0]) if tokens_in[0].ndim > 1 else 0, int(index[-1]) - self.ahead
+            for side, own in zip(tokens_in, self.tokens, strict=True):
                 has_place = aligned and 0 <= place < own.shape[1]
                 at_place = own[row, place] if has_place else own[row, -1]
-                if tokens[tuple(index)] not in (own[row, -1], at_place):
+                if side[tuple(index)] not in (own[row, -1], at_place):
                     return False
         return True

@@ -173,7 +173,7 @@ class DataFlow:
         order = paired.pair(paired.pair_of[key[0]]).partner.order
         with_partner = {pair.target for pair in paired.plan.pairs}
         size = paired.reference.records[pairs[0].reference_record].count
-        maker, made = next(
+        maker, later = next(
             (
                 (call, replace(pairs[0], target_record=ref.record))
                 for call in self._target_leaves
@@ -183,7 +183,7 @@ class DataFlow:
             ),
             (None, pairs[0]),
         )
-        arrays = paired.arrays(made)
+        arrays = paired.arrays(later)
         if maker is None or arrays is None:
             return ""
         a, b = (array.astype(np.float64).ravel() for array in arrays)

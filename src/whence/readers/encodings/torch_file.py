@@ -277,8 +277,8 @@ def _of_one_tensor(pickled: bytes) -> tuple[TorchTensor, Any] | None:
 
     try:
         tree = PickleMachine(File(pickled), "", storage).run(0)[0]
-    except Exception:  # noqa: BLE001 - whatever a damaged file does to a parser: told with its name
-        return None
+    except (UnreadableRun, LookupError, TypeError, ValueError):
+        return None  # the parser of any other pickle says what is wrong, with the file's name
     return (tree, *names) if isinstance(tree, TorchTensor) and len(names) == 1 else None
 
 

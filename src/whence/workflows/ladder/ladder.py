@@ -22,7 +22,7 @@ from whence import disk, extras
 from whence.errors import CaptureError, OutputExists, UsageError
 from whence.instrument.rungs import RUNGS
 from whence.readers.opening import open_run
-from whence.records.slots import is_mutated, is_output
+from whence.records.slots import SlotKind, is_mutated, is_output, slot_of_kind
 from whence.results import Evidence, Ladder, Pass, Rung, RungKind, Status, VerdictKind
 from whence.workflows.compare import compare
 from whence.workflows.ladder.climbers import FINE, Judgement, first_outside
@@ -543,10 +543,10 @@ def _forms(run: Run, call: Call) -> dict[str, str]:
 def _changed(run: Run, call: Call) -> set[str]:
     """The inputs that hold other values after the call."""
     records = {ref.slot: run.records[ref.record] for ref in call.refs}
-    given = {slot: slot.replace("mutated", "input", 1) for slot in records if is_mutated(slot)}
+    pairs = ((slot, slot_of_kind(slot, SlotKind.INPUT)) for slot in records if is_mutated(slot))
     return {
         before
-        for after, before in given.items()
+        for after, before in pairs
         if before in records
         and (records[after].hash or records[after].id)
         != (records[before].hash or records[before].id)

@@ -134,7 +134,7 @@ class Funnel:
         beside = self._listen(requests, numbers, modules=True, operators=True)
         if beside is None:
             return ()
-        found = []
+        results = []
         for number in numbers:
             prompt = requests[number].prompt
             alone = Request(prompt, self._target.generate([prompt], self._count)[0])
@@ -144,8 +144,8 @@ class Funnel:
                 equal = sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))
                 traces = beside.traces[number], single.traces[0]
                 truth = forced.truth(alone.sequence, modules=False)
-                found.append(first_dependent(number + 1, traces, equal, _allowed_logits(truth)))
-        return tuple(found)
+                results.append(first_dependent(number + 1, traces, equal, _allowed_logits(truth)))
+        return tuple(results)
 
     def _checked(self, number: int, request: Request, trace: Trace, truth: Truth) -> RequestCheck:
         return _checked(number, request, trace, truth, is_greedy=not self._settings.rollout)

@@ -249,9 +249,9 @@ class Listening:
                         self.traces[segment.request].add(
                             event, Rows(call.number, segment.start, rows)
                         )
-            told = (self._choices or {}).get(number)
-            if told is not None and told.size == chosen.numel():
-                other = torch.from_numpy(told).to(chosen.device).reshape(chosen.shape)
+            prescribed = (self._choices or {}).get(number)
+            if prescribed is not None and prescribed.size == chosen.numel():
+                other = torch.from_numpy(prescribed).to(chosen.device).reshape(chosen.shape)
                 used = torch.where(other < 0, chosen, other)
                 return type(out)((scores.gather(-1, used), used))
         return out
