@@ -47,16 +47,18 @@ from whence.cli._options import COUNT, HERE, TEXT_OR_JSON, argument, option, ver
     option("--rollout", "The engine samples its tokens; split its log-ratios by cause."),
     TEXT_OR_JSON,
 )
-def command(reference: str, target: str, prompts: str, form: str, **options: Any) -> int:
+def command(
+    reference: str, target: str, prompts: str, tokens: int, form: str, **options: Any
+) -> int:
     """Words -> `api.serve_check` -> report -> exit code."""
     from whence import api
     from whence.report.serving import serving_text
 
-    options["max_new_tokens"] = options.pop("tokens")
     result = api.serve_check(
         reference,
         target,
         api.read_prompts(prompts),
+        max_new_tokens=tokens,
         tell=lambda line: click.echo(f"whence: {line}", err=True),
         **options,
     )
