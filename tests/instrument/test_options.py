@@ -158,7 +158,7 @@ def test_a_call_is_recomputed_in_torch_and_onnx_runtime_alone(tmp_path):
     options = make(patch="layers.0", patch_from=tmp_path, recompute=True)
     onnxruntime.check(options)
     for framework in (openvino, paddle):
-        with pytest.raises(UsageError, match="recompute|patch"):
+        with pytest.raises(UsageError, match=r"recompute|patch"):
             framework.check(options)
     with pytest.raises(UsageError, match="it needs patch, which names them"):
         make(recompute=True)
