@@ -484,6 +484,8 @@ def test_the_command(tmp_path, monkeypatch, capsys):
         "import test_serve_check as t\n"
         "reference, right = t.Net, t.Engine\n"
         "def wrong():\n    return t.Engine(spoil=t.zeroed)\n"
+        "def knows_letters():\n    engine = right()\n    engine.tokenizer = t.Letters\n"
+        "    return engine\n"
     )
     lines = [json.dumps(PROMPTS[0]), json.dumps({"src": PROMPTS[1]}), json.dumps(PROMPTS[2])]
     (tmp_path / "prompts.jsonl").write_text("\n".join(lines))
@@ -499,9 +501,26 @@ def test_the_command(tmp_path, monkeypatch, capsys):
         == 1
     )
     assert json.loads(capsys.readouterr().out)["fault"]["heads"] == [1]
-    (tmp_path / "prompts.jsonl").write_text('[1, 2]\n{"src": "text"}\n')
+    (tmp_path / "prompts.jsonl").write_text('[1, 2]\n{"src": -1}\n')
     assert execute(["serve-check", "served:reference", "served:right", *words]) == 3
-    assert "prompt 2 is not a list of token ids" in capsys.readouterr().err
+    assert "prompt 2 is neither text nor a list of token ids" in capsys.readouterr().err
+    # a line for each filter of a document's answers, as lm-evaluation-harness logs them
+    samples = [
+        {"doc_id": n, "filter": kind, "resps": [["x"]],
+         "arguments": {"gen_args_0": {"arg_0": text, "arg_1": {"until": ["."]}}}}
+        for kind in ("strict", "flexible") for n, text in enumerate(("abcd", "efg"))
+    ]  # fmt: skip
+    (tmp_path / "prompts.jsonl").write_text("".join(json.dumps(s) + "\n" for s in samples))
+    assert execute(["serve-check", "served:reference", "served:knows_letters", *words]) == 0
+    assert "tokens of 2 prompts compared" in capsys.readouterr().out
+    assert execute(["serve-check", "served:reference", "served:right", *words]) == 3
+    assert "a prompt is text; give the reference or the engine" in capsys.readouterr().err
+
+
+class Letters:
+    """A tokenizer."""
+
+    encode = staticmethod(lambda text: [ord(letter) - 96 for letter in text])
 
 
 @pytest.mark.slow  # transformers' continuous batching starts a thread and a scheduler

@@ -534,3 +534,42 @@ def test_ids_that_the_files_give_name_their_prompts():
     assert [(p.number, p.id) for p in found.prompts] == [(1, "q0"), (2, "q1"), (3, "q2")]
     twice = [{**row, "id": 7} for row in reference]
     assert {p.id for p in whence.tokens(twice, twice).prompts} == {""}
+
+
+def sample(number, requests, answers):
+    """A line as lm-evaluation-harness logs it."""
+    arguments = {
+        f"gen_args_{i}": {f"arg_{j}": a for j, a in enumerate(request)}
+        for i, request in enumerate(requests)
+    }
+    return {"doc_id": number, "arguments": arguments, "resps": answers, "filter": "none"}
+
+
+def test_samples_of_lm_evaluation_harness(put):
+    def scored(number, *scores, contexts=("Which?",), endings=(" a", " b", " c")):
+        requests = [(c, e) for c in contexts for e in endings]
+        return sample(number, requests, [[[str(s), "False"]] for s in scores])
+
+    two = {"contexts": ("It is hot", "It is cold"), "endings": (" today",)}
+    reference = put("ref.jsonl", [
+        sample(0, [("Say it.", {"until": ["."]})], [["it is said"]]),
+        scored(1, -3.5, -2.0, -9.0),
+        scored(2, -3.5, -2.0, -9.0),
+        scored(3, -1.0, -2.0, **two),
+        sample(4, [("the whole text",)], [["-120.5"]]),
+    ])  # fmt: skip
+    target = put("tgt.jsonl", [
+        sample(0, [("Say it.", {"until": ["."]})], [["it is sung"]]),
+        scored(1, -3.4, -2.1, -9.5),
+        scored(2, -2.0, -3.5, -9.0),
+        scored(3, -2.0, -1.0, **two),
+        sample(4, [("the whole text",)], [["-120.6"]]),
+    ])  # fmt: skip
+    prompts = whence.tokens(reference, target).prompts
+    assert [(p.id, p.verdict) for p in prompts] == [
+        ("0", "FAIL"), ("1", "PASS"), ("2", "FAIL"), ("3", "FAIL"), ("4", "NO"),
+    ]  # fmt: skip
+    assert (prompts[0].prompt, prompts[0].reference_at) == ("Say it.", "aid")
+    assert (prompts[2].reference_at, prompts[2].target_at) == ("b", "a")
+    assert prompts[3].reference_at == "hot"
+    assert "no key 'output'" in prompts[4].why

@@ -29,7 +29,7 @@ from whence.cli._options import COUNT, HERE, TEXT_OR_JSON, argument, option, ver
     argument("target", "TGT"),
     option(
         "--prompts FILE",
-        "JSON lines, or one array: lists of token ids, or objects with one as src.",
+        "JSON lines or an array: token ids, texts, objects with one as src, samples of lm-eval.",
         HERE,
         required=True,
     ),

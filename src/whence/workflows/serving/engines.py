@@ -32,12 +32,13 @@ class Engine(NamedTuple):
     """An engine.
 
     generate: takes prompts of token ids and a number of new tokens. model: the torch model inside,
-    None when it is not accessible.
+    None when it is not accessible. tokenizer: that of the object, None without one.
     """
 
     name: str
     generate: Callable[[Sequence[Sequence[int]], int], list[Answer]]
     model: Any = None
+    tokenizer: Any = None
 
 
 def engine(source: Any) -> Engine:
@@ -71,7 +72,8 @@ def engine(source: Any) -> Engine:
             raise UsageError(f"engine {name}: {len(answers)} answers to {len(asked)} prompts")
         return answers
 
-    return Engine(name, generate, getattr(served, "model", None))
+    inside = (getattr(served, part, None) for part in ("model", "tokenizer"))
+    return Engine(name, generate, *inside)
 
 
 def _called(factory: Any, name: str) -> Any:

@@ -1,19 +1,22 @@
-"""Reads the prompts of a file as token ids."""
+"""Reads the prompts of a file, as token ids or as texts that a tokenizer makes token ids."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from whence.errors import UsageError
+from whence.workflows.tokens.evaluations import as_record
 
 _KEYS = ("src", "prompt", "prompt_token_ids")
 
 
-def read_prompts(path: str) -> list[list[int]]:
-    """Prompts of a file: JSON lines, or one array, of lists of token ids or of objects with such a
-    list as `src`, `prompt` or `prompt_token_ids`. Raises UsageError for what is none.
+def read_prompts(path: str) -> list[list[int] | str]:
+    """Prompts of a file: JSON lines, or one array, of texts and lists of token ids, or of objects
+    with one as `src`, `prompt` or `prompt_token_ids`, also samples of lm-evaluation-harness.
+    Raises UsageError for what is none.
     """
     try:
         text = Path(path).read_text(encoding="utf-8")
@@ -29,7 +32,27 @@ def read_prompts(path: str) -> list[list[int]]:
         ]
     if not isinstance(entries, list):
         raise UsageError(f"prompts {path}: neither lines nor an array of prompts")
-    return [_tokens(path, number, entry) for number, entry in enumerate(entries, 1)]
+    filters = [entry.get("filter") if isinstance(entry, dict) else None for entry in entries]
+    # Samples repeat a document for every filter of its answers.
+    once = [entry for entry, by in zip(entries, filters) if by == filters[0]]
+    return [_prompt(path, number, entry) for number, entry in enumerate(once, 1)]
+
+
+def token_ids(prompts: Sequence[Sequence[int] | str], *owners: Any) -> list[tuple[int, ...]]:
+    """The prompts as token ids; texts are encoded by the `tokenizer` of the first owner that has
+    one. Raises UsageError where none has, and for no prompts or one without tokens.
+    """
+    tokenizer = next(filter(None, (getattr(owner, "tokenizer", None) for owner in owners)), None)
+    if tokenizer is None and any(isinstance(prompt, str) for prompt in prompts):
+        raise UsageError(
+            "serve-check: a prompt is text; give the reference or the engine its `tokenizer` "
+            "(model.tokenizer = AutoTokenizer.from_pretrained(...)), or write token ids"
+        )
+    encoded = (tokenizer.encode(p) if tokenizer and isinstance(p, str) else p for p in prompts)
+    requests = [tuple(int(token) for token in prompt) for prompt in encoded]
+    if not requests or not all(requests):
+        raise UsageError("serve-check: no prompts, or one without tokens")
+    return requests
 
 
 def _line(path: str, number: int, line: str) -> Any:
@@ -39,12 +62,12 @@ def _line(path: str, number: int, line: str) -> Any:
         raise UsageError(f"prompts {path}: line {number}: not JSON: {error}") from error
 
 
-def _tokens(path: str, number: int, entry: Any) -> list[int]:
-    if isinstance(entry, dict):
-        entry = next((entry[key] for key in _KEYS if key in entry), None)
-    if not isinstance(entry, list) or not all(type(token) is int and token >= 0 for token in entry):
-        raise UsageError(
-            f"prompts {path}: prompt {number} is not a list of token ids; write them with the "
-            "model's tokenizer"
-        )
-    return entry
+def _prompt(path: str, number: int, entry: Any) -> list[int] | str:
+    record = as_record(entry)
+    if isinstance(record, dict):
+        record = next((record[key] for key in _KEYS if key in record), None)
+    if isinstance(record, str):
+        return record
+    if isinstance(record, list) and all(type(token) is int and token >= 0 for token in record):
+        return record
+    raise UsageError(f"prompts {path}: prompt {number} is neither text nor a list of token ids")

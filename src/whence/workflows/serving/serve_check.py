@@ -8,14 +8,13 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from whence import extras
-from whence.errors import UsageError
 from whence.results import ServingCheck
 
 
 def serve_check(  # noqa: PLR0913 - options of the command
     reference: Any,
     target: Any,
-    prompts: Sequence[Sequence[int]],
+    prompts: Sequence[Sequence[int] | str],
     *,
     max_new_tokens: int = 32,
     cache_error: float = 0.0,
@@ -31,8 +30,9 @@ def serve_check(  # noqa: PLR0913 - options of the command
     reference: a causal language model (a torch module), or "module:factory". target: an object with
     generate(prompts, max_new_tokens) and, where it can be looked into, the torch `model` that runs;
     a model of transformers; "module:factory"; or the address of a server of this machine that
-    speaks OpenAI's completions and returns token ids. prompts: token ids. cache_error: relative
-    error that rows of the cache may have, of a quantised one. rollout: the engine samples, so its
+    speaks OpenAI's completions and returns token ids. prompts: token ids, or texts, which the
+    `tokenizer` of the reference or the engine encodes. cache_error: relative error that rows of the
+    cache may have, of a quantised one. rollout: the engine samples, so its
     tokens need not be the best; log-ratios are split by cause. dtype: in which an engine computes
     that cannot be looked into ("bfloat16"); by default that of the reference. alone: two prompts
     are asked alone too, and the first operator that gives them other bits in the batch is named.
@@ -41,13 +41,13 @@ def serve_check(  # noqa: PLR0913 - options of the command
     engine or a dtype, and for prompts without tokens.
     """
     extras.needed("torch", "serve-check")
-    requests = [tuple(int(token) for token in prompt) for prompt in prompts]
-    if not requests or not all(requests):
-        raise UsageError("serve-check: no prompts, or one without tokens")
     from whence.comparison.replays.user_model import made
     from whence.workflows.serving.engines import engine
     from whence.workflows.serving.funnel import Funnel, Settings
+    from whence.workflows.serving.prompts import token_ids
 
     model, name = made(reference, "the reference scores tokens")
+    served = engine(target)
+    requests = token_ids(prompts, model, served, served.model)
     settings = Settings(max_new_tokens, cache_error, rollout, dtype, alone)
-    return Funnel(model, name, engine(target), requests, settings, tell).check()
+    return Funnel(model, name, served, requests, settings, tell).check()

@@ -21,8 +21,9 @@ import orjson
 import xxhash
 
 from whence.errors import UnreadableRun, UsageError
+from whence.workflows.tokens.evaluations import as_record
 
-_IDS = ("id", "prompt_id", "data_id", "question_id", "no", "NO", "idx", "index")
+_IDS = ("id", "doc_id", "prompt_id", "data_id", "question_id", "no", "NO", "idx", "index")
 _LONGEST_ID = 40
 
 
@@ -131,10 +132,10 @@ class Predictions:
 
     def _raw(self, entry: Entry) -> Any:
         if self._records is not None:
-            return self._records[entry.offset]
+            return as_record(self._records[entry.offset])
         assert self._file is not None
         self._file.seek(entry.offset)
-        return _value(self._file.read(entry.length))
+        return as_record(_value(self._file.read(entry.length)))
 
     def _prompt(self, raw: Any) -> str | None:
         if not isinstance(raw, Mapping):
