@@ -230,10 +230,11 @@ def _a_file(ctx: click.Context, argument: click.Parameter, word: str) -> list[An
 def command(run_path: str, cmd: tuple[str, ...], compare: bool, **options: Any) -> int:
     """Words -> `api.run_command`, or `api.run_labels` and a report."""
     from whence import api
-    from whence.report.labels import labels_answer
 
     if not compare:
         return api.run_command(cmd, run_path, **given(options))
+    from whence.report.labels import labels_answer
+
     code, result = api.run_labels(cmd, run_path, **given(options))
     if result is None:
         return code
