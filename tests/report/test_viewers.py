@@ -113,6 +113,16 @@ def test_node_data_of_model_explorer():
     assert nodes["fc1"]["bgColor"] != nodes["fc2"]["bgColor"]
 
 
+def test_model_explorer_has_a_place_for_all_of_it():
+    builder = pytest.importorskip(
+        "model_explorer.node_data_builder", reason="pip install ai-edge-model-explorer"
+    )
+    data = json.loads(model_explorer(bad()))
+    nodes = {key: builder.NodeDataResult(**node) for key, node in data.pop("results").items()}
+    assert {"fc1", "fc2"} <= {*nodes}
+    assert builder.GraphNodeData(results=nodes, **data).name
+
+
 def test_what_was_not_measured_has_no_node_data():
     result = api.compare(net(), net(change=lambda n, v: np.full_like(v, np.nan) if n == "h" else v))
     values = json.loads(model_explorer(result))["results"]
