@@ -86,6 +86,29 @@ def test_a_fault_is_named_with_its_step_and_place(fault, kind, place, halves, re
     assert ("whence compare" in result.next[-1]) and any("--steps" in line for line in result.next)
 
 
+def test_the_loss_of_a_step_is_what_the_loss_returns_and_not_what_it_is_given(tmp_path):
+    def trained(name, rate):
+        torch.manual_seed(0)
+        net = nn.Linear(8, 4)
+        optimizer = torch.optim.SGD(net.parameters(), lr=rate)
+        losses = []
+        with whence.capture(net, tmp_path / name, keep="stats"):
+            for step in range(3):
+                draw = torch.Generator().manual_seed(step)
+                x, y = torch.randn(6, 8, generator=draw), torch.randn(6, 4, generator=draw)
+                loss = (net(x) - y).square().mean()
+                loss.backward()
+                losses.append(loss.item())
+                optimizer.step()
+                optimizer.zero_grad()
+        return losses
+
+    losses = [trained("one", 0.1), trained("two", 0.2)]
+    drift = whence.diverge(tmp_path / "one", tmp_path / "two").drift
+    for step, expected in zip(drift, zip(*losses)):
+        assert (step.reference, step.target) == pytest.approx(expected)
+
+
 def test_equal_trainings_and_other_rounding_are_the_same(reference, tmp_path):
     again, halves = train(tmp_path / "again"), train(tmp_path / "halves", halves=True)
     equal = whence.diverge(reference, again)

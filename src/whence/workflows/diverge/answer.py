@@ -217,6 +217,7 @@ class Answer:
             p
             for p, place in enumerate(reference.places.place)
             if pair.names.keys[place.number // SLOTS].op == LOSS
+            and pair.names.words[place.number % SLOTS] == "output.0"
         ]
         out: dict[int, tuple[float | None, float | None, float | None]] = dict.fromkeys(
             range(len(reference.steps)), (None, None, None)
