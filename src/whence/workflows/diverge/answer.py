@@ -195,7 +195,7 @@ class Answer:
         for row, step in enumerate(self._reference.steps.tolist()):
             if not self._pair.common[row]:
                 continue
-            one, other, band = losses[row]
+            one, other, band = losses.get(row, (None, None, None))
             out.append(
                 StepDrift(
                     step,
@@ -209,20 +209,20 @@ class Answer:
         return out
 
     def _losses(self) -> dict[int, tuple[float | None, float | None, float | None]]:
-        """Losses of the last micro-batch, by step: of the reference, of the target, and the
-        difference that noise makes.
+        """Losses of the last micro-batch, by step that has one: of the reference, of the target,
+        and the difference that noise makes.
         """
         pair, reference = self._pair, self._reference
-        places = [
-            p
-            for p, place in enumerate(reference.places.place)
-            if pair.names.keys[place.number // SLOTS].op == LOSS
-            and pair.names.words[place.number % SLOTS] == "output.0"
-        ]
-        out: dict[int, tuple[float | None, float | None, float | None]] = dict.fromkeys(
-            range(len(reference.steps)), (None, None, None)
+        place = next(
+            (
+                p
+                for p, known in enumerate(reference.places.place)
+                if pair.names.keys[known.number // SLOTS].op == LOSS
+                and pair.names.words[known.number % SLOTS] == "output.0"
+            ),
+            -1,
         )
-        place = places[0] if places else -1
+        out: dict[int, tuple[float | None, float | None, float | None]] = {}
         for row, record in _records(reference, place):
             other = int(pair.found.record[row, place])
             one = _number(_signed(reference.figures.values[record]))
