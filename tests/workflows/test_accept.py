@@ -175,6 +175,21 @@ def test_texts_and_whole_numbers_have_no_band():
     assert whence.accept(np.array([3, 2, 1]), tied[0], again=tied).verdict == AcceptKind.NOISE
 
 
+def test_a_whole_number_of_the_exact_program_is_explained():
+    now, tie = np.array([3, 7, 2]), np.array([3, 8, 2])
+    runs = [now] * 4
+    assert whence.accept(tie, now, again=runs, exact=tie).verdict == AcceptKind.NOISE
+    assert whence.accept(tie + 1, now, again=runs, exact=tie).verdict == AcceptKind.CHANGED
+
+
+@pytest.mark.parametrize(("at_zero", "verdict"), [(4e-7, "noise"), (4e-5, "changed")])
+def test_what_is_zero_in_every_way_rounds_as_the_elements_beside_it(at_zero, verdict):
+    noise = np.random.default_rng(1)
+    runs = [np.array([0.0, *(1 + 2e-7 * noise.normal(size=7))]) for _ in range(9)]
+    old = np.array([at_zero, *np.ones(7)])
+    assert whence.accept(old, runs[0], again=runs[1:]).verdict == verdict
+
+
 def test_a_value_that_is_gone_or_has_another_shape_is_not_accepted():
     assert whence.accept({"a": 1.0, "b": 2.0}, {"a": 1.0}).status == "undecided"
     assert whence.accept(np.zeros(3), np.zeros(4)).verdict == AcceptKind.CHANGED

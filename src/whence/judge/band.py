@@ -166,7 +166,12 @@ def band(
     floor = unit_roundoff * (size if alike else size / 2) + smallest + 1e-300
     if alike and size.size:
         floor = floor + 1e-3 * unit_roundoff * _norm(size) / math.sqrt(size.size)
-    return Band(centre, np.sqrt(square) + floor, degrees, exact is not None, alike, rows)
+    deviation = np.sqrt(square) + floor
+    # an element that is 0 in every way does not show how it rounds; those beside it do
+    still = (square == 0) & (size == 0)
+    if not alike and still.any() and not still.all():
+        deviation = np.where(still, np.maximum(floor, np.median(deviation[~still])), deviation)
+    return Band(centre, deviation, degrees, exact is not None, alike, rows)
 
 
 def with_sums(band: Band, moved: F64, terms: int, dtype: str) -> Band:

@@ -88,8 +88,8 @@ def _rounds(content: Array | str) -> bool:
 def _whole_numbers(
     name: str, old: Golden, new: Golden, evidence: Evidence
 ) -> tuple[JudgedValue, Array | None]:
-    """Judge counts and indices: each must be equal, or other ways of rounding must give the old
-    number.
+    """Judge counts and indices: each must be equal, or another way of rounding, or the program in
+    float64, must give the old number.
     """
     a, b = _array(old), _array(new)
     differs = a != b
@@ -99,7 +99,8 @@ def _whole_numbers(
     if len(ways) < FEWEST_WAYS:
         words = "whole numbers differ, and too few ways of rounding are known"
         return _about(name, AcceptKind.CANNOT_TELL, old, new, None, words, _MORE_WAYS), None
-    explained = np.any([w == a for w in ways], axis=0)
+    exact = evidence.exact.get(name)
+    explained = np.any([w == a for w in (*ways, *([] if exact is None else [exact]))], axis=0)
     if (explained | ~differs).all():
         words = "other ways of rounding give the old numbers too"
         return _about(name, AcceptKind.NOISE, old, new, None, words), b
