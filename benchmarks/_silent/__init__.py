@@ -1,0 +1,1 @@
+"""Silent training errors of a public list, each rebuilt as two small programs."""
