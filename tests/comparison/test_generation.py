@@ -320,6 +320,26 @@ def test_a_serving_engine_that_scores_its_last_tokens_behind_the_model(tmp_path,
     assert whence.compare(tmp_path / "ref", tmp_path / "wrong").generation.suspect == 0
 
 
+def test_a_generation_that_goes_on_is_not_the_same(tmp_path):
+    class Next(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            torch.manual_seed(0)
+            self.words, self.head = torch.nn.Embedding(30, 8), torch.nn.Linear(8, 30)
+
+        def forward(self, ids):
+            return self.head(self.words(ids))
+
+    for name, tokens in (("ref", 3), ("tgt", 5)):
+        net, ids = Next(), torch.tensor([[4, 9, 2, 7]])
+        with torch.no_grad(), whence.capture(net, tmp_path / name):
+            for _ in range(tokens):
+                ids = torch.cat((ids, net(ids)[:, -1:].argmax(-1)), 1)
+    result = whence.compare(tmp_path / "ref", tmp_path / "tgt")
+    assert result.status == "undecided"
+    assert "the target generates 5 tokens and the reference 3" in result.headline
+
+
 def test_again_says_how_far_the_reference_is_from_itself(reference, tmp_path):
     """A small change of the weights: noise for whoever takes it as a repetition of the reference, a
     fault for who does not.

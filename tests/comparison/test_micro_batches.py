@@ -181,3 +181,58 @@ def test_an_operator_that_reads_or_hands_on_a_tensor_did_not_make_it(slots, is_n
     )
     verdict = Verdict(0, VerdictKind.INTRODUCED, slot="input.0")
     assert bool(operator_forms._made_alone(verdict, paired)) == is_named
+
+
+class Words(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.words, self.head = nn.Embedding(20, 6), nn.Linear(6, 20)
+
+    def forward(self, ids):
+        return self.head(self.words(ids))
+
+
+def taught(path, ids):
+    """Two steps on the same tokens, with other parameters in the second."""
+    torch.manual_seed(0)
+    model = Words()
+    optimiser = torch.optim.SGD(model.parameters(), 0.5)
+    with whence.capture(model, path):
+        for _ in range(2):
+            model(ids).square().mean().backward()
+            optimiser.step()
+            optimiser.zero_grad()
+    return path
+
+
+def test_a_sequence_of_a_training_is_paired_within_its_step_alone(tmp_path):
+    ids = torch.arange(14).reshape(2, 7)
+    runs = taught(tmp_path / "rows", ids), taught(tmp_path / "one", ids.reshape(1, -1))
+    result = whence.compare(*runs)
+    assert (result.status, result.findings) == ("undecided", ())
+    assert "no sequence of the target has the tokens of step 0 row 1" in result.headline
+
+
+def updated(path, updates):
+    torch.manual_seed(0)
+    model = Two()
+    optimiser = torch.optim.SGD(model.parameters(), 0.1)
+    with whence.capture(model, path):
+        for step in range(4):
+            model(torch.ones(2, 4)).square().mean().backward()
+            if step in updates:
+                optimiser.step()
+                optimiser.zero_grad()
+    return path
+
+
+@pytest.mark.parametrize("side", ["target", "reference"])
+def test_a_training_that_stops_to_update_is_told_from_one_that_ends(tmp_path, side):
+    runs = [updated(tmp_path / "all", range(4)), updated(tmp_path / "one", range(1))]
+    if side == "reference":
+        runs.reverse()
+    words = f"the {side} updates its parameters after 1 of 4 backward passes, the other after 4"
+    for answer in (whence.compare, whence.diverge):
+        result = answer(*runs)
+        assert result.status == "undecided"
+        assert words in getattr(result, "headline", "") + " ".join(getattr(result, "why", ()))

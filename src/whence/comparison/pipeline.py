@@ -48,7 +48,17 @@ from whence.records.slots import (
     slot_kind,
 )
 from whence.records.views import CachedRun
-from whence.results import Comparison, Finding, Plan, Remark, Row, Undecided, Verdict, VerdictKind
+from whence.results import (
+    Comparison,
+    Finding,
+    Plan,
+    Remark,
+    Row,
+    Status,
+    Undecided,
+    Verdict,
+    VerdictKind,
+)
 from whence.store import StoredRun, differing_tensors, some_calls, some_records
 
 Verdicts = dict[tuple[int, int], Verdict]
@@ -195,6 +205,8 @@ def _with_tokens(
     """
     with timed(context.timing, "tokens"):
         generated, unknown = generation.generated(reference, target, result, calls)
+    if result.status == Status.SAME and (longer := generation.going_on(generated)):
+        result = msgspec.structs.replace(result, status=Status.UNDECIDED, headline=longer)
     return msgspec.structs.replace(
         result,
         generation=generated,

@@ -111,19 +111,33 @@ def _align_root(
         return []
     coarse = coarser_input(((reference.run, calls), (target.run, target_calls)))
     a, b = batches_of(reference.run, calls, coarse), batches_of(target.run, target_calls, coarse)
-    learns = any(c.phase == OPTIMIZER for side in (reference, target) for c in side.run.calls)
-    if a is None or b is None or same_batches(a, b, in_this_order=learns):
+    learn = [any(c.phase == OPTIMIZER for c in side.run.calls) for side in (reference, target)]
+    if a is None or b is None or same_batches(a, b, in_this_order=any(learn)):
         return []
     in_reference = sequences_of(a)
     in_target = sequences_of(b, [s.tokens for s in in_reference])
     if any(batch.flat for batch in a) and not any(batch.flat for batch in b):
         in_reference = sequences_of(a, [s.tokens for s in in_target])
-    pairs = matched(in_reference, in_target)
+    # the parameters of a training are others in each step
+    of_step = _first_step if all(learn) else (lambda side, sequence: 0)
+    pairs = [
+        pair
+        for step in sorted({of_step(reference, s) for s in in_reference})
+        for pair in matched(
+            [s for s in in_reference if of_step(reference, s) == step],
+            [s for s in in_target if of_step(target, s) == step],
+        )
+    ]
     if not pairs:
         return []
     sides = _RootSide(reference, a, in_reference), _RootSide(target, b, in_target)
     parted += _RootAlignment(*sides).units(pairs)
     return _sentences(*sides, pairs)
+
+
+def _first_step(side: _Side, sequence: TokenSequence) -> int:
+    """The step in which a run begins a sequence."""
+    return side.run.calls[sequence.pieces[0].call].step
 
 
 class _RootSide:

@@ -205,6 +205,19 @@ def generated(
     ), notes
 
 
+def going_on(generation: Generation | None) -> str:
+    """Which prompt's equal tokens the target continues where a loop of the reference ended, in a
+    sentence; "" without one.
+    """
+    for prompt in generation.prompts if generation is not None else ():
+        if prompt.first < 0 and 1 < prompt.tokens < prompt.target_tokens:
+            return (
+                f"behind prompt {prompt.number} the target generates {prompt.target_tokens} tokens "
+                f"and the reference {prompt.tokens}: what follows these was not compared"
+            )
+    return ""
+
+
 def _inherited(generation: Generation) -> Generation:
     """The generation with unexplained tokens as inherited, for runs in which every module is right
     on its inputs: a choice inside the model, such as among experts, turned out differently.

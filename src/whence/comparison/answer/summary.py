@@ -14,7 +14,7 @@ from whence.comparison.answer.runs import capture_notes
 from whence.comparison.paired_runs import PairedRuns
 from whence.comparison.verdicts.pair_errors import PairErrors
 from whence.comparison.verdicts.source_lines import of_call
-from whence.comparison.verdicts.status import Gaps, failed_alone
+from whence.comparison.verdicts.status import Gaps, failed_alone, updated_less
 from whence.comparison.verdicts.third_run import ThirdRunJudge
 from whence.judge.power import KINDS
 from whence.records import Call, marks
@@ -171,7 +171,9 @@ def gaps(paired: PairedRuns, unmeasured_pairs: Mapping[tuple[int, int], str], pa
         output=_unmeasured_output(paired, unmeasured_pairs),
         partly=partly,
         about=functools.partial(_about, paired),
-        one_sided=failed_alone(paired.reference.info, paired.target.info) or _ran_alone(paired),
+        one_sided=failed_alone(paired.reference.info, paired.target.info)
+        or updated_less(paired.calls, paired.target.calls)
+        or _ran_alone(paired),
     )
 
 
@@ -223,6 +225,18 @@ def _unmeasured_output(
                 paired.reference, ref
             ):
                 return _about(paired, index, ref.slot, "the target has no such output")
+    for number in sorted(paired.plan.unmatched_reference):
+        call = paired.calls[number]
+        if call.parent == -1 and call.phase == "forward" and number in paired.kids:
+            why = (
+                f"no sequence of the target has the tokens of step {call.step} row {call.micro}"
+                if marks.is_gathered(call)
+                else f"the target has no such call in step {call.step}"
+            )
+            output = next((ref.slot for ref in call.slots("output")), "")
+            return Undecided(
+                call.module_name, call.op_type, output, call.step, call.rank, call.root, why=why
+            )
     return None
 
 

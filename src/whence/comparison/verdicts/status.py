@@ -8,7 +8,8 @@ from typing import NamedTuple
 
 import msgspec
 
-from whence.records import RunInfo
+from whence.records import Call, RunInfo
+from whence.records.training import BACKWARD, OPTIMIZER
 from whence.results import (
     Confidence,
     Coverage,
@@ -31,7 +32,8 @@ class Gaps:
     calls: of the reference and of the target. tensor: the first that could not be measured, with
     the reason, and `output` the first such output of a model; None where there is none. partly: of
     how many tensors text shows a part. about: a call by the index of its pair. one_sided: which of
-    the two commands failed as the other did not, or which model only the target ran.
+    the two commands failed as the other did not, which training updated its parameters less, or
+    which model only the target ran.
     """
 
     calls: tuple[int, int] = (0, 0)
@@ -63,6 +65,29 @@ def failed_alone(reference: RunInfo, target: RunInfo) -> str:
                 f"{code}) and the {other}'s did not: what it did not reach was not compared"
             )
     return ""
+
+
+def updated_less(reference: Sequence[Call], target: Sequence[Call]) -> str:
+    """Which training updated its parameters after fewer of as many backward passes, in a sentence;
+    "" where neither did.
+    """
+    passes, updates = zip(*map(_passes_and_updates, (reference, target)), strict=True)
+    if passes[0] != passes[1] or len(updates[0]) == len(updates[1]):
+        return ""
+    side, fewer, more = "target", updates[1], updates[0]
+    if len(fewer) > len(more):
+        side, fewer, more = "reference", more, fewer
+    return (
+        f"the {side} updates its parameters after {len(fewer)} of {passes[0]} backward passes, the "
+        f"other after {len(more)}: it does not in step {min(more - fewer)}"
+    )
+
+
+def _passes_and_updates(calls: Sequence[Call]) -> tuple[int, set[int]]:
+    """The number of backward passes on the first rank, and the steps in which an optimiser ran."""
+    outermost = [c for c in calls if c.parent == -1 and c.rank == calls[0].rank]
+    steps = {c.step for c in outermost if c.phase == OPTIMIZER}
+    return sum(c.phase == BACKWARD for c in outermost), steps
 
 
 def decide(
@@ -129,6 +154,8 @@ def _not_compared(
             "elements to know"
         )
     if not coverage.root_outputs_measured:
+        if gaps.one_sided and is_silent:
+            return undecided(gaps.one_sided, gaps.output)
         what = f": {_in_words(gaps.output)}" if gaps.output else ""
         return undecided(f"not every output of the model could be measured{what}", gaps.output)
     if too_few:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import msgspec
 import numpy as np
 
+from whence.comparison.verdicts.status import updated_less
 from whence.judge.diverging import LIMITS, Drift
 from whence.records.missing import missing_of
 from whence.records.training import LOSS
@@ -84,7 +85,7 @@ class Answer:
     # ---- certainty
 
     def _why_not_same(self, first: Start | None, blind: int) -> list[str]:
-        why = [*self._ended(), *self._uncompared()]
+        why = [*self._ended(), *self._updated_less(), *self._uncompared()]
         if first is not None and self._is_late(first):
             step = int(self._reference.steps[first.step])
             why.append(
@@ -114,6 +115,14 @@ class Answer:
             for name, run in sides
             for missing in missing_of(run)
         ]
+
+    def _updated_less(self) -> list[str]:
+        """A sentence where one training updated its parameters after fewer backward passes."""
+        if len(self._reference.steps) == len(self._pair.target.steps):
+            return []
+        sides = self._reference.figures.run, self._pair.target.run
+        sentence = updated_less(*(run.calls for run in sides))
+        return [sentence] if sentence else []
 
     def _is_late(self, first: Start) -> bool:
         """Whether the runs were equal for so many steps before `first` that a difference of any
