@@ -32,7 +32,7 @@ from _training_ranks.launch import captured
 from rank_checks import _quiet
 
 import whence
-from whence.report.answer import answer as answer_text
+from whence.report.diverge import diverged_text
 from whence.results import RankVerdict
 
 _HANGS_S = 20.0
@@ -273,7 +273,9 @@ def _answer(error: Error, program: Callable[..., Any], folder: Path) -> dict[str
         parted = whence.diverge(reference, target)
         part = parted.part
         found = (
-            [] if part is None else [(part.step, f"{part.name}:{part.slot}", answer_text(parted))]
+            []
+            if part is None
+            else [(part.step, f"{part.name}:{part.slot}", str(diverged_text(parted)))]
         )
         return {"status": str(parted.status), "headline": "; ".join(parted.why), "found": found}
     result = whence.compare(reference, target)

@@ -196,13 +196,15 @@ def _about(paired: PairedRuns, index: int, slot: str = "", why: str = "") -> Und
 
 
 def _first_unmeasured(
-    paired: PairedRuns, unmeasured_pairs: Collection[tuple[int, int]]
+    paired: PairedRuns, unmeasured_pairs: Collection[tuple[int, int]], *, only_outputs: bool = False
 ) -> Undecided | None:
-    """The first tensor that could not be measured, with the reason."""
+    """The first tensor that could not be measured, with the reason. only_outputs: of roots."""
     for index, pair in enumerate(paired.plan.pairs):
+        is_root = paired.calls[pair.reference].parent == -1
         for slot in pair.slots:
             key = slot.reference_record, slot.target_record
-            if key in unmeasured_pairs:
+            is_asked = not only_outputs or (is_root and is_output(slot.reference_slot))
+            if is_asked and key in unmeasured_pairs:
                 return _about(paired, index, slot.reference_slot, paired.measured[key].why)
     return None
 
@@ -213,14 +215,11 @@ def _unmeasured_output(
     """The first output of a root that could not be measured, with the reason, None where none is
     known.
     """
+    if (first := _first_unmeasured(paired, unmeasured_pairs, only_outputs=True)) is not None:
+        return first
     for index, pair in enumerate(paired.plan.pairs):
-        if paired.calls[pair.reference].parent != -1:
-            continue
-        for slot in pair.slots:
-            key = slot.reference_record, slot.target_record
-            if key in unmeasured_pairs and is_output(slot.reference_slot):
-                return _about(paired, index, slot.reference_slot, paired.measured[key].why)
-        for ref in paired.calls[pair.reference].slots("output"):
+        call = paired.calls[pair.reference]
+        for ref in call.slots("output") if call.parent == -1 else ():
             if ref.slot in pair.only_reference and not align.is_count_of_cache(
                 paired.reference, ref
             ):

@@ -55,35 +55,30 @@ class Decision(NamedTuple):
 def failed_alone(reference: RunInfo, target: RunInfo) -> str:
     """Which command failed where the other did not, in a sentence; "" where both ended alike."""
     codes = [info.settings.get("exit_code", 0) for info in (reference, target)]
-    for side, other, code, against in (
-        ("target", "reference", codes[1], codes[0]),
-        ("reference", "target", codes[0], codes[1]),
-    ):
-        if code and not against:
-            return (
-                f"no fault in what was captured, but the {side}'s command failed (exit code "
-                f"{code}) and the {other}'s did not: what it did not reach was not compared"
-            )
-    return ""
+    if all(codes) or not any(codes):
+        return ""
+    side, other = ("target", "reference") if codes[1] else ("reference", "target")
+    return (
+        f"no fault in what was captured, but the {side}'s command failed (exit code {sum(codes)}) "
+        f"and the {other}'s did not: what it did not reach was not compared"
+    )
 
 
 def updated_less(reference: Sequence[Call], target: Sequence[Call]) -> str:
     """Which training updated its parameters after fewer of as many backward passes, in a sentence;
     "" where neither did.
     """
-    passes, updates = zip(*map(_passes_and_updates, (reference, target)), strict=True)
-    if passes[0] != passes[1] or len(updates[0]) == len(updates[1]):
+    sides = {"reference": _updates(reference), "target": _updates(target)}
+    (side, (passes, fewer)), (_, (others, more)) = sorted(sides.items(), key=lambda s: len(s[1][1]))
+    if passes != others or len(fewer) == len(more):
         return ""
-    side, fewer, more = "target", updates[1], updates[0]
-    if len(fewer) > len(more):
-        side, fewer, more = "reference", more, fewer
     return (
-        f"the {side} updates its parameters after {len(fewer)} of {passes[0]} backward passes, the "
+        f"the {side} updates its parameters after {len(fewer)} of {passes} backward passes, the "
         f"other after {len(more)}: it does not in step {min(more - fewer)}"
     )
 
 
-def _passes_and_updates(calls: Sequence[Call]) -> tuple[int, set[int]]:
+def _updates(calls: Sequence[Call]) -> tuple[int, set[int]]:
     """The number of backward passes on the first rank, and the steps in which an optimiser ran."""
     outermost = [c for c in calls if c.parent == -1 and c.rank == calls[0].rank]
     steps = {c.step for c in outermost if c.phase == OPTIMIZER}

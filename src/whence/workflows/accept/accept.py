@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -52,7 +52,11 @@ def accept(
     evidence, ways = Evidence(), None
     notes: list[str] = []
     if program is not None:
-        program, inputs = _loaded(program), _inputs(inputs)
+        program, inputs = _imported(program), _imported(inputs)
+        if not callable(program):
+            raise UsageError(f"the program is a function or a module, not {type(program).__name__}")
+        if callable(inputs) and not hasattr(inputs, "shape"):
+            inputs = inputs()
         ways = run_ways(program, inputs)
         _of_program(evidence, ways, program, inputs, was)
         notes += ways.notes
@@ -122,19 +126,15 @@ def _tried(evidence: Evidence) -> tuple[str, ...]:
 
 
 def _of_program(evidence: Evidence, ways: Ways, program: Any, inputs: Any, was: str) -> None:
-    evidence.ways = {"as it is": ways.own} | {k: v for k, v in ways.others.items() if k != "again"}
-    if not _repeats(ways):
-        evidence.ways["again"] = ways.others["again"]
+    evidence.ways = {"as it is": ways.own} | ways.others
+    again = ways.others.get("again", {})
+    if all(same_bits(again.get(key), own) for key, own in ways.own.items()):
+        del evidence.ways["again"]  # it repeats itself, which tells nothing of rounding
     evidence.exact = ways.exact
     if was:
         evidence.coarser = _coarser(program, inputs, was)
     if inputs is not None:
         evidence.ignored = _ignored(program, inputs, ways.own, ways.notes)
-
-
-def _repeats(ways: Ways) -> bool:
-    again = ways.others.get("again", {})
-    return all(same_bits(again.get(name), array) for name, array in ways.own.items())
 
 
 def same_bits(a: Array | None, b: Array) -> bool:
@@ -168,12 +168,11 @@ def _ignored(
     from whence.workflows.rounding.ways import run_once
 
     ignored: dict[str, list[str]] = {name: [] for name in own}
-    for place, name in enumerate(_leaves(inputs)):
-        changed, is_other = _replaced(inputs, place)
-        if not is_other:
+    for name, tensor in _tensors(inputs):
+        if (other := _other(tensor)) is None:
             continue
         try:
-            values = run_once(program, changed)
+            values = run_once(program, with_leaves(inputs, _swap(tensor, other)))
         except Exception as error:  # noqa: BLE001 - a model may refuse what is drawn
             notes.append(
                 f"whether the values depend on {name} is not known: with others in its place the "
@@ -186,77 +185,51 @@ def _ignored(
     return {key: tuple(names) for key, names in ignored.items() if names}
 
 
-def _leaves(inputs: Any) -> list[str]:
-    """Names of the tensors of a call, in the order in which they are visited."""
+def _tensors(inputs: Any) -> list[tuple[str, Any]]:
+    """The tensors and arrays of a call, each with the name of its argument."""
     args, kwargs = arguments(inputs)
-    names: list[str] = []
-    for label, value in [*((f"input {i}", a) for i, a in enumerate(args)), *kwargs.items()]:
-        count = len(names)
-        with_leaves(value, lambda leaf: names.append("") if hasattr(leaf, "shape") else None)
-        names[count:] = [label] * (len(names) - count)
-    return names
+    named = {**{f"input {place}": value for place, value in enumerate(args)}, **kwargs}
+    tensors: list[tuple[str, Any]] = []
+    for label, value in named.items():
+        leaves: list[Any] = []
+        with_leaves(value, leaves.append)
+        # neither modules nor what has no element
+        tensors += [(label, leaf) for leaf in leaves if 0 not in getattr(leaf, "shape", (0,))]
+    return tensors
 
 
-def _replaced(inputs: Any, place: int) -> tuple[Any, bool]:
-    """Replace the tensor at `place` by another of the same shape, dtype and range.
+def _swap(tensor: Any, other: Any) -> Callable[[Any], Any]:
+    return lambda leaf: other if leaf is tensor else leaf
 
-    Returns the changed inputs, and whether the replacement differs from the original: a constant
-    tensor has no other value in its range.
+
+def _other(tensor: Any) -> Any:
+    """Another tensor of the same shape, dtype and range, drawn at random with a fixed seed; None
+    for a constant tensor, which has no other value in its range.
     """
-    met, is_other = -1, False
-
-    def change(leaf: Any) -> Any:
-        nonlocal met, is_other
-        if not hasattr(leaf, "shape"):  # a module
-            return leaf
-        met += 1
-        if met != place:
-            return leaf
-        content = (
-            leaf.detach().cpu().numpy()
-            if hasattr(leaf, "detach") and str(leaf.dtype) != "torch.bfloat16"
-            else leaf
-        )
-        if not isinstance(content, np.ndarray):
-            other = content.detach().flip(tuple(range(content.ndim))) * -1
-            is_other = not bool((other == content).all())
-            return other
-        other = _other(content)
-        is_other = not same_bits(other, content)
-        return leaf.new_tensor(other) if hasattr(leaf, "new_tensor") else other
-
-    return with_leaves(inputs, change), is_other
-
-
-def _other(content: Array) -> Array:
-    """A different array of the same shape, dtype and range, drawn at random with a fixed seed."""
+    content = tensor
+    if not isinstance(tensor, np.ndarray):
+        held = tensor.detach().cpu()
+        content = (held.double() if held.is_floating_point() else held).numpy()
     random = np.random.default_rng(0)
     if content.dtype.kind in "fc":
-        mixed = random.permutation(content.reshape(-1)).reshape(content.shape)
-        return (mixed * random.uniform(0.5, 1.5, content.shape)).astype(content.dtype)
-    if content.size == 0 or content.min() == content.max():
-        return content
-    low, high = int(content.min()), int(content.max())
-    return random.integers(low, high + 1, content.shape).astype(content.dtype)
+        other = random.permutation(content.reshape(-1)).reshape(content.shape)
+        other = other * random.uniform(0.5, 1.5, content.shape)
+    else:
+        low, high = int(content.min()), int(content.max())
+        other = random.integers(low, high + 1, content.shape)
+    other = other.astype(content.dtype)
+    if same_bits(other, content):
+        return None
+    return other if content is tensor else tensor.new_tensor(other)
 
 
-def _loaded(program: Any) -> Any:
-    if isinstance(program, str):
-        from whence.comparison.replays import user_model
+def _imported(value: Any) -> Any:
+    """What "module:name" names; any other value unchanged."""
+    if not isinstance(value, str):
+        return value
+    from whence.comparison.replays import user_model
 
-        program = user_model.imported(program)
-    if not callable(program):
-        raise UsageError(f"the program is a function or a module, not {type(program).__name__}")
-    return program
-
-
-def _inputs(inputs: Any) -> Any:
-    if isinstance(inputs, str):
-        from whence.comparison.replays import user_model
-
-        inputs = user_model.imported(inputs)
-    is_maker: bool = callable(inputs) and not hasattr(inputs, "shape")
-    return inputs() if is_maker else inputs
+    return user_model.imported(value)
 
 
 def _arrays(values: Mapping[str, Golden]) -> dict[str, Array]:

@@ -17,7 +17,6 @@ from whence.workflows.accept.judging import Evidence, judged, worst_first
 from whence.workflows.rounding import Ways, run_ways
 
 Arrays = dict[str, Array]
-_PARTS = ("actual", "expected")
 
 
 def accept_comparison(
@@ -32,12 +31,12 @@ def accept_comparison(
     """
     ways = run_ways(program, inputs or None)
     old, new = golden_files.read({"": expected}), golden_files.read({"": actual})
-    if not _repeats(ways.own, new):
+    if not _agrees(ways.own, "actual", new):
         words = "the test does not repeat: run again, it compares other values"
         value = JudgedValue("", AcceptKind.CANNOT_TELL, words=words, decides="seeds to the test")
         return answered([value], Evidence(), ways.notes)
     everywhere = {"as it is": ways.own, **ways.others}
-    if _is_constant(old, [*everywhere.values(), ways.exact]):
+    if all(_agrees(w, "expected", old) for w in (*everywhere.values(), ways.exact) if w):
         evidence = _evidence(ways, everywhere, lambda values: _side(values, "actual"))
     else:
         evidence = _evidence(ways, everywhere, _difference)
@@ -68,7 +67,7 @@ def _side(values: Arrays, side: str) -> Arrays:
 
 def _difference(values: Arrays) -> Arrays:
     """Actual minus expected values, in float64."""
-    actual, expected = (_side(values, side) for side in _PARTS)
+    actual, expected = (_side(values, side) for side in ("actual", "expected"))
     return {
         name: _wide(array) - _wide(expected[name])
         for name, array in actual.items()
@@ -76,22 +75,12 @@ def _difference(values: Arrays) -> Arrays:
     }
 
 
-def _repeats(own: Arrays, seen: Mapping[str, Golden]) -> bool:
-    """Whether a second run of the test compares the same actual values as the run that failed."""
-    again = _side(own, "actual")
+def _agrees(values: Arrays, side: str, seen: Mapping[str, Golden]) -> bool:
+    """Whether a run of the test compares the same values of one side as the run that failed."""
+    again = _side(values, side)
     return all(
         name in again and np.array_equal(_wide(again[name]), _wide(g.content), equal_nan=True)
         for name, g in seen.items()
-    )
-
-
-def _is_constant(expected: Mapping[str, Golden], everywhere: list[Arrays]) -> bool:
-    """Whether the expected values are the same in every way of rounding."""
-    sides = [_side(values, "expected") for values in everywhere if values]
-    return all(
-        name in side and np.array_equal(_wide(side[name]), _wide(g.content), equal_nan=True)
-        for name, g in expected.items()
-        for side in sides
     )
 
 
