@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -22,6 +22,8 @@ from whence.comparison.onnx_files.regions import (
     merged_nodes,
 )
 from whence.comparison.onnx_files.weights import Compared, State
+from whence.readers.encodings.onnx_model import OnnxGraph
+from whence.readers.encodings.onnx_tensor import OnnxTensor
 
 _LONGEST = 60  # characters of an attribute
 _ABSENT = "absent"
@@ -85,7 +87,8 @@ class _Partners:
         self._elsewhere = {digest(weight) for weight in held}
 
     def differ(self, a: Node, b: Node) -> Iterator[Difference]:
-        anchored = not self.rewritten or _is_anchored(self.pairs, a, b)
+        inside = list(_inner(a, b)) if a.inner or b.inner else []
+        anchored = not inside and (not self.rewritten or _is_anchored(self.pairs, a, b))
         versions = a.opset, b.opset
         if all(versions) and self._meanings(a, b) > 1:
             words = f"opset {a.opset} and opset {b.opset} give it another meaning"
@@ -100,8 +103,7 @@ class _Partners:
                 # code written otherwise may take a tensor in another form, as a fused node a mask
                 is_form = self.rewritten and a.op_type in MAY_BE_NOTHING
                 yield Difference(Kind.ATTRIBUTE, a, words, state and anchored and not is_form)
-        if a.inner or b.inner:
-            yield from _inner(a, b)
+        yield from inside
         for place, (value, other) in enumerate(facing_operands(self.pairs, a, b)):
             if not is_told(self.pairs, value, other):
                 yield from self._operand(a, place, value, other, anchored)
@@ -234,22 +236,16 @@ def _inner(a: Node, b: Node) -> Iterator[Difference]:
             yield Difference(Kind.UNKNOWN, a, words, False)
 
 
-def _plain(graphs: Any) -> Any:
-    return [
-        (
-            [
-                (n.op_type, n.inputs, n.outputs, str(n.attributes), _plain(n.graphs.values()))
-                for n in graph.nodes
-            ],
-            [
-                (k, t.shape, t.number, bytes(t.raw or b""), str(t.typed), str(t.external))
-                for k, t in graph.initializers.items()
-            ],
-            graph.outputs,
-        )
-        for group in (graphs or ())
-        for graph in (group if isinstance(group, list) else [group])
-    ]
+def _plain(value: Any) -> Any:
+    """What a graph inside of a node holds, as text tells it apart."""
+    if isinstance(value, OnnxTensor):
+        return value.shape, value.number, bytes(value.raw or b""), value.typed, value.external
+    if isinstance(value, OnnxGraph):
+        nodes = [(n.op_type, n.inputs, n.outputs, n.attributes, n.graphs) for n in value.nodes]
+        return _plain([nodes, value.initializers, value.outputs])
+    if isinstance(value, Mapping):
+        return [(key, _plain(item)) for key, item in value.items()]
+    return [_plain(item) for item in value] if isinstance(value, (list, tuple)) else value
 
 
 def _said(graph: Graph, makers: dict[str, Node], value: str) -> str:

@@ -57,7 +57,8 @@ class Weight:
 class Node:
     """A node. op_type: with its domain, where that is not ONNX's own. name: as calls of runs have
     it. place: its number in the run, -1 of one that a rewriting made. said: the type that the file
-    has. inputs, outputs: names of values, "" where an optional one is absent.
+    has. inputs, outputs: names of values, "" where an optional one is absent; behind the inputs
+    come the values of this graph that graphs inside of the node read.
     """
 
     op_type: str
@@ -110,9 +111,6 @@ class Graph:
         for node in reversed(self.nodes):
             if node.inner or any(v in needed for v in node.outputs if v):
                 needed.update(node.inputs)
-                needed.update(
-                    v for graphs in node.inner.values() for g in graphs for v in read_inside(g)
-                )
                 alive.add(id(node))
         return alive
 
@@ -194,6 +192,10 @@ def of_model(
                 op_type,
             )
         )
+    visible = {*result.weights, *result.inputs, *(v for n in result.nodes for v in n.outputs)}
+    for made in result.nodes:
+        inner = [v for graphs in made.inner.values() for g in graphs for v in read_inside(g)]
+        made.inputs += [v for v in dict.fromkeys(inner) if v in visible - {""}]
     return result
 
 

@@ -52,10 +52,11 @@ def blocked_values(graph: Any, original: OriginalGraph | None) -> BlockedValues:
         name = _name(node, names, original) if original is not None else ""
         if node.domain == BLOCKED and node.op_type in ("Conv", "ReorderInput"):
             count = original.channels(name) if original is not None else 0
-            count = count or _stated(node, graph) or _held(node, graph)
+            count = count or _stated(node, graph) or _held(node, graph)[0]
             data = node.inputs[0]
-            if original is not None and node.op_type == "Conv" and not channels.get(data, 1):
-                channels[data] = original.input_channels(name)
+            if node.op_type == "Conv" and not channels.get(data, 1):
+                stated = original.input_channels(name) if original is not None else 0
+                channels[data] = stated or _held(node, graph)[1]
         elif node.op_type == "Concat":
             count = sum(counts) if all(counts) and len(counts) == len(node.inputs) else 0
         else:
@@ -76,12 +77,14 @@ def _stated(node: Any, graph: Any) -> int:
     return max(shape[axis], 0) if known else 0
 
 
-def _held(node: Any, graph: Any) -> int:
-    """Number of output channels of a convolution's weight, including the padding of the last block;
-    0 for another node. A file that was already optimised tells no more.
+def _held(node: Any, graph: Any) -> tuple[int, int]:
+    """Numbers of output and input channels of a convolution's weight, including the padding of the
+    last block; zeros for another node. A file that was already optimised tells no more.
     """
     weight = graph.initializers.get(node.inputs[1]) if node.op_type == "Conv" else None
-    return int(weight.shape[0]) if weight is not None and weight.shape else 0
+    if weight is None or len(weight.shape) < 2:
+        return 0, 0
+    return int(weight.shape[0]), int(weight.shape[1]) * int(node.attributes.get("group", 1))
 
 
 def convolution(

@@ -23,7 +23,12 @@ class OriginalGraph:
     def __init__(self, model: Any) -> None:
         graph = model.graph
         self.makers = {value: node for node in graph.nodes for value in node.outputs if value}
-        self._shapes = {name: tensor.shape for name, tensor in graph.initializers.items()}
+        constants = {
+            node.outputs[0]: node.attributes["value"]
+            for node in graph.nodes
+            if node.op_type == "Constant" and "value" in node.attributes
+        }
+        self._shapes = {k: t.shape for k, t in {**graph.initializers, **constants}.items()}
         self._places = {id(node): place for place, node in enumerate(graph.nodes)}
         self._outputs = set(graph.outputs)
         self._same = _same_values(graph)
