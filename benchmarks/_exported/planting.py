@@ -50,8 +50,9 @@ def _other_axis(_: ModelProto, node: NodeProto) -> bool:
     """A softmax over another axis."""
     if node.op_type != "Softmax":
         return False
+    stated = [a.i for a in node.attribute]
     del node.attribute[:]
-    node.attribute.append(helper.make_attribute("axis", -2))
+    node.attribute.append(helper.make_attribute("axis", 0 if any(n > 0 for n in stated) else -2))
     return True
 
 

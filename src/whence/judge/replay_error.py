@@ -217,6 +217,8 @@ def measure(
     floor = max(norm(f), noise_floor(kind, size, reduction_length), strays)
     sums = SUM_IN_ORDER * _of_sums(kind, reduction_length) if reduction_length > 1 else 0.0
     noise = element_noise(f, r, u, last, s, sums)
+    if written_out:  # steps may round single elements alone, as where a logistic function is small
+        np.maximum(noise, np.abs(f), out=noise)
     basis = Basis(r, noise, last)
     # A deviation that the working replay shares is not a fault, however far it is from the wide
     # replay.

@@ -170,15 +170,18 @@ def erf(named: Named) -> list[Any]:
 
 def sigmoid(named: Named) -> list[Any]:
     """The logistic function as vector kernels of 32 bits compute it: to a rounding of 1, however
-    small it is. 1 - 1 / (1 + exp x) is as exact; ONNX Runtime's is 1.2 roundings off and 0 below
-    -18.
+    small it is. ONNX Runtime's is 0.7 roundings off in the mean and 0 below -18; which way, no
+    formula says, so it is drawn, the same at each call.
 
     Others are good to a rounding of the result, and both are right. Integers and 64 bits as usual.
     """
     x = named["self"]
     if not x.is_floating_point() or x.dtype.itemsize > 4:
         return [torch.sigmoid(x)]
-    return [(1 - 1 / (1 + torch.exp(x.float()))).to(x.dtype)]
+    exact = torch.sigmoid(x.float())
+    draw = torch.Generator(exact.device).manual_seed(0)
+    sign = torch.empty_like(exact).uniform_(-1, 1, generator=draw).sign()
+    return [torch.where(x > -18, exact + 0.7 * 2.0**-24 * sign, 0).clamp(0, 1).to(x.dtype)]
 
 
 def silu(named: Named) -> list[Any]:

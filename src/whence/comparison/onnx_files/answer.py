@@ -56,7 +56,9 @@ def compare(reference: Run, target: Run) -> Comparison:
         raise UsageError(f"{reference.path} and {target.path} are not two ONNX graphs")
     graphs = [of_file(run) if is_onnx_file(run) else of_session(run) for run in (reference, target)]
     without = has_codes(graphs[0]) != has_codes(graphs[1])
-    first, second = (normal_form(graph, without_codes=without) for graph in graphs)
+    first, second = (
+        normal_form(a, b, without_codes=without) for a, b in (graphs, reversed(graphs))
+    )
     pairs = pair(first, second)
     all_differences = differences(pairs)
     proved = [d for d in all_differences.found if d.proves]

@@ -32,9 +32,10 @@ def has_codes(graph: Graph) -> bool:
     return any("QuantizeLinear" in node.op_type for node in graph.nodes)
 
 
-def normal_form(graph: Graph, *, without_codes: bool) -> Graph:
-    """The graph in its normal form; `graph` stays as it is. without_codes: of a quantised graph
-    the one that was quantised.
+def normal_form(graph: Graph, other: Graph, *, without_codes: bool) -> Graph:
+    """The graph in its normal form; `graph` stays as it is. other: the one that it is compared
+    with: what both hold is left as it stands, so that its weights are compared in the dtypes of the
+    files. without_codes: of a quantised graph the one that was quantised.
     """
     out = copy.copy(graph)
     out.nodes = [copy.copy(node) for node in graph.nodes]
@@ -44,14 +45,15 @@ def normal_form(graph: Graph, *, without_codes: bool) -> Graph:
     fold(out)
     if without_codes:
         _without_codes(out)
-    _without_aliases(out)
+    _without_aliases(out, other)
     fold(out)
     for node in out.nodes:
         _attributes(out, node)
     out.nodes = [part for node in out.nodes for part in lowered(out, node)]
     for node in out.nodes:
         _attributes(out, node)
-    _fold_norms(out)
+    if _norms(graph) != _norms(other):
+        _fold_norms(out)
     out.ranks = {}
     _ranks(out)
     return out
@@ -80,13 +82,13 @@ def _in_order(graph: Graph) -> None:
 # ---- aliases
 
 
-def _without_aliases(graph: Graph) -> None:
+def _without_aliases(graph: Graph, other: Graph) -> None:
     """Leave out nodes that hand on what they read."""
     alias: dict[str, str] = {}
     left = []
     for node in graph.nodes:
         node.inputs = [alias.get(v, v) for v in node.inputs]
-        if _hands_on(graph, node):
+        if _hands_on(graph, other, node):
             alias[node.outputs[0]] = node.inputs[0]
         else:
             left.append(node)
@@ -94,7 +96,7 @@ def _without_aliases(graph: Graph) -> None:
     graph.outputs = [alias.get(v, v) for v in graph.outputs]
 
 
-def _hands_on(graph: Graph, node: Node) -> bool:
+def _hands_on(graph: Graph, other: Graph, node: Node) -> bool:
     if node.op_type == "Identity":
         return True
     if node.op_type == "Dropout":
@@ -108,7 +110,8 @@ def _hands_on(graph: Graph, node: Node) -> bool:
     if node.op_type == "Concat":
         return len(node.inputs) == 1
     if node.op_type in _NEUTRAL:
-        return _is_neutral(graph, node)
+        is_kept = node.inputs[1] in other.weights and not _is_neutral(other, node)
+        return _is_neutral(graph, node) and not is_kept
     if node.op_type != "Cast":
         return False
     to, source = dtype_of(node.attributes.get("to", 0)), graph.dtypes.get(node.inputs[0])
@@ -313,6 +316,10 @@ def _open_ends(values: dict[str, Any]) -> None:
 
 
 # ---- normalisation folded into weights
+
+
+def _norms(graph: Graph) -> int:
+    return sum(node.op_type == "BatchNormalization" for node in graph.nodes)
 
 
 def _fold_norms(graph: Graph) -> None:

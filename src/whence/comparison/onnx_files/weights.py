@@ -91,8 +91,8 @@ def _is_one_layout(shape: tuple[int, ...], other: tuple[int, ...]) -> bool:
 def _rounded(a: Array, b: Array, reference: Weight, target: Weight) -> Compared:
     """Two floating types: the narrower one must be the wider one, rounded."""
     is_wide = dtypes.named(reference.dtype).bits > dtypes.named(target.dtype).bits
-    off = judge.not_converted(*((a, b) if is_wide else (b, a)))
-    if off.any():
+    off = judge.not_converted(*((a, b) if is_wide else (b, a))) | (a.any() != b.any())
+    if off.any():  # or nothing is left of it
         return _differing(a, b, reference.shape, off)
     words = f"{target.dtype} of {reference.dtype}"
     return Compared(State.ROUNDED, words, _rel(a.astype(np.float64), b.astype(np.float64)))
@@ -103,7 +103,7 @@ def _narrowed(a: Array, b: Array) -> Compared | None:
     for kind in ("float16", "bfloat16"):
         for wide, narrow in ((a, b), (b, a)):
             stored = judge.rounded(narrow, kind)
-            is_held = np.array_equal(stored.astype(narrow.dtype), narrow)
+            is_held = np.array_equal(stored.astype(narrow.dtype), narrow) and a.any() == b.any()
             if is_held and not judge.not_converted(wide, stored).any():
                 words = f"numbers of {kind}, stored in float32"
                 rel = _rel(a.astype(np.float64), b.astype(np.float64))

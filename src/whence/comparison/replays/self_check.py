@@ -96,15 +96,16 @@ def rounding_score(loaded: Any, recording: Recording) -> float:
     score = max((error.score for error in errors.values()), default=np.inf)
     if score <= 1:
         return score
-    replays = optimizer_steps.in_float32(loaded.program, arrays, "float64", "recorded")
-    if replays is None:
-        return score
-    wide, working = replays
-    # Each output by the replay that explains it: moments by betas in float32, steps by either.
-    return max(
-        min(errors[slot].score, judge.local(output, wide[slot], working[slot]).score)
-        for slot, output in outputs.items()
-    )
+    # Each output by the replay that explains it: moments by betas in float32, steps by either; what
+    # other kernels write out, as a logistic function to a rounding of 1, by that.
+    with contextlib.suppress(ReplayRefused):
+        replays = optimizer_steps.in_float32(loaded.program, arrays, "float64", "recorded")
+        wide, working = replays or (wide, run(working="recorded", stepwise=True))
+        score = max(
+            min(errors[slot].score, judge.local(output, wide[slot], working[slot]).score)
+            for slot, output in outputs.items()
+        )
+    return score
 
 
 def check(

@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from whence.instrument.onnxruntime.nodes import BLOCKED
+from whence.instrument.onnxruntime.nodes import BLOCKED, in_user_graph
 from whence.instrument.onnxruntime.original_graph import OriginalGraph
 
 _NAMED = "_nchwc"
@@ -43,8 +43,9 @@ def blocked_values(graph: Any, original: OriginalGraph | None) -> BlockedValues:
         if node.domain == BLOCKED and node.op_type == "ReorderOutput":
             stated = int(node.attributes.get("channels", 0))
             channels[node.inputs[0]] = stated or channels.get(node.inputs[0], 0)
-            if original is not None and node.outputs[0] in original.makers:
-                names[node.inputs[0]] = node.outputs[0]
+            result = in_user_graph(node.outputs[0])
+            if original is not None and result in original.makers:
+                names[node.inputs[0]] = result
             continue
         counts = [channels[v] for v in node.inputs if v in channels]
         if node.domain != BLOCKED and not counts:
@@ -112,7 +113,7 @@ def _name(node: Any, names: dict[str, str], original: OriginalGraph) -> str:
         value = str(node.inputs[0])
         return names.get(value, value)
     # the node is named after its result before a sum and an activation were fused into it
-    value = str(node.name.rpartition(_NAMED)[0])
+    value = in_user_graph(str(node.name.rpartition(_NAMED)[0]))
     maker = original.makers.get(value)
     if maker is None:
         return ""

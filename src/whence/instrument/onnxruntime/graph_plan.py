@@ -27,6 +27,7 @@ from whence.instrument.onnxruntime.nodes import (
     BLOCKED,
     all_nodes,
     is_random,
+    in_user_graph,
     module_of,
     op_type_of,
     outer_values,
@@ -132,7 +133,7 @@ def _form(
     blocks = convolution(node, blocked, model.graph.initializers)
     if blocks is not None and "group" in arguments:
         arguments["group"] = blocks.group
-    makes = [blocked.names.get(v, v) for _, v in outputs]
+    makes = [blocked.names.get(v, in_user_graph(v)) for _, v in outputs]
     scope = scope_of(makes[0]) if makes else node.name or node.op_type
     origins: tuple[str, ...] = ()
     where = source_of(node)
@@ -140,8 +141,8 @@ def _form(
     if is_reordered:
         scope = f"{scope}.{node.op_type}"
     if source is not None:
-        makes = [names.get(v, v) for _, v in outputs]
-        members = source.members(makes, {names.get(v, v) for _, v in inputs})
+        makes = [names.get(v, in_user_graph(v)) for _, v in outputs]
+        members = source.members(makes, {names.get(v, in_user_graph(v)) for _, v in inputs})
         where = where or source.source(makes, members)
         # one alone of the same name is the node itself
         if not is_reordered and names_of(members) != (scope,):
@@ -233,8 +234,8 @@ def _inlined(graph: Any, original: OriginalGraph) -> dict[str, str]:
     """
     owners: dict[str, str] = {}
     for node in reversed(graph.nodes):
-        made = node.outputs[0]
-        owner = made if made in original.makers else owners.get(made, "")
+        result = in_user_graph(node.outputs[0])
+        owner = result if result in original.makers else owners.get(node.outputs[0], "")
         for value in node.inputs:
             if value.startswith(_INLINED) and owner:
                 owners[value] = owner

@@ -22,6 +22,13 @@ _EXPORTED = re.compile(r"/(.+)/[^/]+_output_\d+")
 _MODULES = (_SCOPES, "namespace", "pkg.torch.onnx.namespace")
 
 
+def in_user_graph(value: str) -> str:
+    """A value's name without what the runtime puts before it where it computes in float32 what the
+    user's graph computes in float16.
+    """
+    return value.removeprefix("InsertedPrecisionFreeCast_")
+
+
 def op_type_of(node: Any) -> str:
     """The type with its domain, which is left out where it is ONNX's own."""
     return f"{node.domain}.{node.op_type}" if node.domain else str(node.op_type)
