@@ -17,14 +17,17 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 import whence
+from whence import judge
 from whence.errors import UsageError
 from whence.instrument.engines.effect import Effects, Words, neutral_values
 from whence.instrument.engines.values import of_array
 from whence.instrument.framework import owner_of
 from whence.instrument.onnxruntime import insides, native_sessions
 from whence.records.marks import Mark, mark_value, mark_values
+from whence.replay import stepwise
 from whence.store import open_run
 
 onnx = pytest.importorskip("onnx")
@@ -760,3 +763,65 @@ def test_an_element_of_a_blocked_weight_that_differs_is_named(tmp_path):
     result = named(tmp_path, made, other, feeds)
     assert result.findings[0].name == "b.Relu"
     assert "[7, 3, 1, 1]" in result.findings[0].sentence
+
+
+def test_blocks_before_a_convolution_whose_weight_is_a_constant_are_shown(tmp_path):
+    """As Paddle exports weights; a sum between the blocks hides how many channels they have."""
+    weights = [zoo.drawn(16, 3, 3, 3), zoo.drawn(32, 16, 1, 1)]
+    nodes = [
+        *(onnx.helper.make_node("Constant", [], [f"w{k}"], value=zoo.constant(w, f"w{k}"))
+          for k, w in enumerate(weights)),
+        onnx.helper.make_node("Conv", ["x", "w0"], ["a"], pads=[1] * 4),
+        onnx.helper.make_node("Mul", ["factor", "a"], ["m"]),
+        onnx.helper.make_node("Conv", ["m", "w1"], ["b"]),
+        onnx.helper.make_node("Erf", ["b"], ["y"]),
+    ]  # fmt: skip
+    made = zoo.model(
+        nodes,
+        [zoo.value("x", onnx.TensorProto.FLOAT, ["n", 3, "h", "w"])],
+        [zoo.value("y", onnx.TensorProto.FLOAT, None)],
+        [zoo.constant(np.float32([1.5]), "factor")],
+    )
+    feeds = {"x": zoo.drawn(1, 3, 8, 8)}
+    fused, _ = captured(tmp_path, session_of(made), feeds)
+    assert not any("nothing says how many channels" in note.text for note in fused.notes)
+    result = named(tmp_path, made, made, feeds, ("ORT_DISABLE_ALL", "ORT_ENABLE_ALL"))
+    assert result.status == "same"
+    assert result.coverage.replayed == result.coverage.calls
+
+
+def test_a_node_that_runs_in_float32_for_float16_has_the_users_name(tmp_path):
+    half = [zoo.constant(zoo.drawn(*s).astype("f2"), f"w{k}") for k, s in enumerate([(8, 8)] * 2)]
+    nodes = [
+        onnx.helper.make_node("MatMul", ["x", "w0"], ["a"]),
+        onnx.helper.make_node("Relu", ["a"], ["b"]),
+        onnx.helper.make_node("MatMul", ["b", "w1"], ["y"]),
+    ]
+    made = zoo.model(
+        nodes,
+        [zoo.value("x", onnx.TensorProto.FLOAT16, [4, 8])],
+        [zoo.value("y", onnx.TensorProto.FLOAT16, [4, 8])],
+        half,
+    )
+    run, _ = captured(tmp_path, session_of(made), {"x": zoo.drawn(4, 8).astype("f2")})
+    assert {"a", "b"} <= set(operators(run))
+
+
+def test_a_logistic_function_near_zero_rounds_as_kernels_do(tmp_path):
+    """The runtime's is a rounding of 1 off, however small the result is: single elements of a row
+    that is 0 elsewhere. A scale of a ten-thousandth is none.
+    """
+    x = -15.5 - zoo.drawn(40, 96).astype("f4") ** 2 * 2000
+    nodes = [onnx.helper.make_node("Sigmoid", ["x"], ["y"])]
+    extents = [zoo.value(name, onnx.TensorProto.FLOAT, None) for name in "xy"]
+    _, (results,) = captured(
+        tmp_path, session_of(zoo.model(nodes, extents[:1], extents[1:])), {"x": x}
+    )
+    wide = 1 / (1 + np.exp(-x.astype("f8")))
+    (written,) = stepwise.sigmoid({"self": torch.from_numpy(x)})
+    assert judge.local(results[0], wide, wide.astype("f4")).score > 1
+    assert judge.local(results[0], wide, written.numpy(), written_out=True).score <= 1
+    (written,) = stepwise.sigmoid({"self": torch.from_numpy(x + 17)})
+    wide = 1 / (1 + np.exp(-x.astype("f8") - 17))
+    wrong = (wide * 1.0001).astype("f4")
+    assert judge.local(wrong, wide, written.numpy(), written_out=True).score > 1

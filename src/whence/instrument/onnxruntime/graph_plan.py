@@ -237,6 +237,6 @@ def _inlined(graph: Any, original: OriginalGraph) -> dict[str, str]:
         result = in_user_graph(node.outputs[0])
         owner = result if result in original.makers else owners.get(node.outputs[0], "")
         for value in node.inputs:
-            if value.startswith(_INLINED) and owner:
+            if in_user_graph(value).startswith(_INLINED) and owner:
                 owners[value] = owner
     return owners
