@@ -623,22 +623,22 @@ def faced(reference: Run, calls: Sequence[int], target: Run, partners: Sequence[
 
 def _facing(reference: Run, call: Call, target: Run, weights: Sequence[CodedWeight]) -> list[str]:
     """For each weight, the slot of the reference's parameter of its shape with the largest cosine
-    similarity; else the only remaining one of its shape; else "" for none.
+    similarity, of equal ones the nearest; else the only remaining one of its shape; else "" for none.
     """
     free = {ref.slot: ref.record for ref in call.slots("param")}
     shapes = {slot: reference.records[record].shape for slot, record in free.items()}
     facing = dict[int, str]()
     for k, weight in enumerate(weights):
-        best, chosen = _ALIKE, ""
+        best, chosen = (_ALIKE, 0.0), ""
         for slot, record in free.items():
             if shapes[slot] != target.records[weight.coded.record].shape:
                 continue
             try:
-                cosine = _cosine(reference.array(record), target.array(weight.coded.record))
+                likeness = _likeness(reference.array(record), target.array(weight.coded.record))
             except ElementsMissing:
                 continue
-            if cosine > best:
-                best, chosen = cosine, slot
+            if likeness > best:
+                best, chosen = likeness, slot
         if chosen:
             del free[chosen]
             facing[k] = chosen
@@ -650,10 +650,15 @@ def _facing(reference: Run, call: Call, target: Run, weights: Sequence[CodedWeig
     return [facing.get(k, "") for k in range(len(weights))]
 
 
-def _cosine(one: Array, two: Array) -> float:
+def _likeness(one: Array, two: Array) -> tuple[float, float]:
+    """Cosine similarity of two tensors, then how far one is as large as the other, in 0..1: single
+    elements of one sign all have the same direction.
+    """
     a, b = (x.astype(np.float64).reshape(-1) for x in (one, two))
-    size = float(np.linalg.norm(a) * np.linalg.norm(b))
-    return float(a @ b) / size if size else float(not a.any() and not b.any())
+    small, large = sorted(float(np.linalg.norm(x)) for x in (a, b))
+    if not small:
+        return float(not large), 1.0
+    return float(a @ b) / (small * large), small / large
 
 
 # Finds which tensors of a run are codes, the scale and zero point they were made with, and those

@@ -67,9 +67,10 @@ _FORMS: Mapping[str, Form] = {
 }
 KEEPS = frozenset((
     "MaxPool", "Reshape", "Transpose", "Flatten", "Squeeze", "Unsqueeze", "Identity", "Slice",
-    "Split", "DepthToSpace", "SpaceToDepth", "Resize", "Gather", "Expand",
+    "Split", "DepthToSpace", "SpaceToDepth", "Resize", "Gather", "GatherElements", "GatherND",
+    "Expand", "Tile", "Pad",
 ))  # fmt: skip
-"""Operators that pass on codes, or a part of them, unchanged."""
+"""Operators that pass on codes, or a part of them, unchanged; what Pad adds is a code too."""
 
 
 def plain_type(call: Call) -> str:
