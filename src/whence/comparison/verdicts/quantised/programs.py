@@ -146,9 +146,13 @@ class LayerPrograms:
 
 
 def with_shape(array: Array, shape: tuple[int, ...]) -> Array:
-    """The array reshaped to `shape` if only its leading axes are merged or split; else as it is."""
+    """The array reshaped to `shape` if only its leading axes are merged or split; else, as where
+    they stand in another order, as it is.
+    """
     is_alike = array.size == int(np.prod(shape)) and array.shape[-1:] == shape[-1:]
-    return array.reshape(shape) if is_alike else array
+    own, wanted = ([n for n in extents if n != 1] for extents in (array.shape, shape))
+    is_moved = own != wanted and sorted(own) == sorted(wanted)
+    return array.reshape(shape) if is_alike and not is_moved else array
 
 
 def _records(call: Call, layer: QuantisedLayer | None) -> Mapping[str, int]:
