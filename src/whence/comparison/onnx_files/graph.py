@@ -119,21 +119,6 @@ class Graph:
         return {value: node for node in self.nodes for value in node.outputs if value}
 
 
-def read_inside(graph: OnnxGraph) -> list[str]:
-    """Values that the nodes of a graph read, and those of the graphs in it."""
-    return [
-        *(v for node in graph.nodes for v in node.inputs),
-        *graph.outputs,
-        *(
-            v
-            for node in graph.nodes
-            for graphs in node.graphs.values()
-            for g in graphs
-            for v in read_inside(g)
-        ),
-    ]
-
-
 # ---- a file
 
 
@@ -155,7 +140,7 @@ def of_model(
     """A graph of a model, its own or one inside of a node. places: numbers of calls by name and how
     many came before.
     """
-    from whence.frameworks.onnx_names import scope_of
+    from whence.frameworks.onnx_names import outer_values, scope_of
 
     result = Graph(
         path,
@@ -183,7 +168,7 @@ def of_model(
             Node(
                 op_type,
                 name,
-                list(node.inputs),
+                [*node.inputs, *outer_values(node)],
                 list(node.outputs),
                 {key: _attribute(value, inside) for key, value in node.attributes.items()},
                 dict(node.graphs),
@@ -192,10 +177,6 @@ def of_model(
                 op_type,
             )
         )
-    visible = {*result.weights, *result.inputs, *(v for n in result.nodes for v in n.outputs)}
-    for made in result.nodes:
-        inner = [v for graphs in made.inner.values() for g in graphs for v in read_inside(g)]
-        made.inputs += [v for v in dict.fromkeys(inner) if v in visible - {""}]
     return result
 
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from whence.instrument.onnxruntime.nodes import BLOCKED, in_user_graph
-from whence.instrument.onnxruntime.original_graph import OriginalGraph
+from whence.instrument.onnxruntime.original_graph import OriginalGraph, channels_of
 
 _NAMED = "_nchwc"
 _SUMS = ("Add", "Sum")
@@ -52,12 +52,13 @@ def blocked_values(graph: Any, original: OriginalGraph | None) -> BlockedValues:
             continue
         name = _name(node, names, original) if original is not None else ""
         if node.domain == BLOCKED and node.op_type in ("Conv", "ReorderInput"):
-            count = original.channels(name) if original is not None else 0
-            count = count or _stated(node, graph) or _held(node, graph)[0]
+            held = exact = _held(node, graph)
+            if original is not None and node.op_type == "Conv":
+                exact = original.channels(name)
+            count = exact[0] or held[0] or _stated(node, graph)
             data = node.inputs[0]
             if node.op_type == "Conv" and not channels.get(data, 1):
-                stated = original.input_channels(name) if original is not None else 0
-                channels[data] = stated or _held(node, graph)[1]
+                channels[data] = exact[1] or held[1]
         elif node.op_type == "Concat":
             count = sum(counts) if all(counts) and len(counts) == len(node.inputs) else 0
         else:
@@ -83,9 +84,7 @@ def _held(node: Any, graph: Any) -> tuple[int, int]:
     last block; zeros for another node. A file that was already optimised tells no more.
     """
     weight = graph.initializers.get(node.inputs[1]) if node.op_type == "Conv" else None
-    if weight is None or len(weight.shape) < 2:
-        return 0, 0
-    return int(weight.shape[0]), int(weight.shape[1]) * int(node.attributes.get("group", 1))
+    return channels_of(weight.shape if weight is not None else (), node)
 
 
 def convolution(

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from whence.frameworks import host
-from whence.frameworks.onnx_names import scope_of
+from whence.frameworks.onnx_names import outer_values, scope_of
 from whence.instrument.engines.watched import NodeForm as CommonForm
 from whence.instrument.onnxruntime.blocked_values import (
     BlockedValues,
@@ -30,7 +30,6 @@ from whence.instrument.onnxruntime.nodes import (
     in_user_graph,
     module_of,
     op_type_of,
-    outer_values,
     source_of,
 )
 from whence.instrument.onnxruntime.original_graph import OriginalGraph, names_of

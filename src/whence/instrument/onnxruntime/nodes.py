@@ -49,23 +49,6 @@ def is_random(node: Any) -> bool:
     return node.op_type in _DRAWS or trains
 
 
-def outer_values(node: Any) -> list[str]:
-    """Values from outside that the subgraphs of a node read."""
-    outer: dict[str, None] = {}
-    for graphs in node.graphs.values():
-        for graph in graphs:
-            own = {*graph.inputs, *graph.initializers, *graph.sparse}
-            for inner in graph.nodes:
-                outer.update(
-                    dict.fromkeys(
-                        v for v in (*inner.inputs, *outer_values(inner)) if v and v not in own
-                    )
-                )
-                own.update(inner.outputs)
-            outer.update(dict.fromkeys(v for v in graph.outputs if v and v not in own))
-    return list(outer)
-
-
 def source_of(node: Any) -> str:
     """The line of the user's code, or the module, that an exporter wrote into a node."""
     lines = _TRACE.findall(node.metadata.get("pkg.torch.onnx.stack_trace", ""))

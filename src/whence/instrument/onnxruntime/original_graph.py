@@ -6,10 +6,9 @@ from collections import defaultdict
 from collections.abc import Collection, Sequence
 from typing import Any
 
-from whence.frameworks.onnx_names import scope_of
+from whence.frameworks.onnx_names import outer_values, scope_of
 from whence.instrument.onnxruntime.nodes import (
     is_random,
-    outer_values,
     source_of,
 )
 
@@ -96,52 +95,33 @@ class OriginalGraph:
             return ""
         return str(readers[0].outputs[0])
 
-    def channels(self, value: str) -> int:
-        """Number of channels of a value, from the convolution that it comes from; 0 where
-        unknown.
+    def channels(self, value: str) -> tuple[int, int]:
+        """Numbers of output and input channels of the convolution that makes a value, directly or
+        followed by a norm, a sum and an activation; zeros where unknown.
         """
-        for _ in range(_MOST_MEMBERS):
+        for _ in range(4):
             maker = self.makers.get(value)
             if maker is None or not maker.inputs:
-                return 0
+                break
             if maker.op_type == "Conv":
-                return self._weight(maker)[0]
-            if maker.op_type not in _KEEP_CHANNELS:
-                return 0
+                return self._weight(maker)
             value = maker.inputs[0]
-        return 0
-
-    def input_channels(self, value: str) -> int:
-        """Number of input channels of the convolution that makes a value, directly or followed by a
-        sum and an activation; 0 where unknown.
-        """
-        for _ in range(3):
-            maker = self.makers.get(value)
-            if maker is None or not maker.inputs:
-                return 0
-            if maker.op_type == "Conv":
-                return self._weight(maker)[1] * int(maker.attributes.get("group", 1))
-            value = maker.inputs[0]
-        return 0
+        return 0, 0
 
     def _weight(self, convolution: Any) -> tuple[int, int]:
-        """Extents of the first two axes of a convolution's weight, which may be quantised; zeros
-        where unknown.
-        """
         name = convolution.inputs[1]
         maker = self.makers.get(name)
         if maker is not None and maker.op_type == "DequantizeLinear":
             name = maker.inputs[0]
-        shape = self._shapes.get(name, ())
-        return (int(shape[0]), int(shape[1])) if len(shape) > 1 else (0, 0)
+        return channels_of(self._shapes.get(name, ()), convolution)
 
 
-_KEEP_CHANNELS = frozenset((
-    "Add", "AveragePool", "BatchNormalization", "Cast", "Clip", "DequantizeLinear", "Dropout",
-    "Elu", "GlobalAveragePool", "GlobalMaxPool", "HardSigmoid", "HardSwish", "Identity",
-    "LeakyRelu", "MaxPool", "Mul", "QuantizeLinear", "Relu", "Resize", "Sigmoid", "Sum", "Tanh",
-    "Upsample",
-))  # fmt: skip
+def channels_of(shape: Sequence[int], convolution: Any) -> tuple[int, int]:
+    """Numbers of output and input channels of a convolution by the shape of its weight, which may
+    be quantised; zeros where unknown.
+    """
+    group = int(convolution.attributes.get("group", 1))
+    return (int(shape[0]), int(shape[1]) * group) if len(shape) > 1 else (0, 0)
 
 
 def names_of(members: Sequence[Any]) -> tuple[str, ...]:
