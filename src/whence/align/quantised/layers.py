@@ -623,7 +623,8 @@ def faced(reference: Run, calls: Sequence[int], target: Run, partners: Sequence[
 
 def _facing(reference: Run, call: Call, target: Run, weights: Sequence[CodedWeight]) -> list[str]:
     """For each weight, the slot of the reference's parameter of its shape with the largest cosine
-    similarity, of equal ones the nearest; else the only remaining one of its shape; else "" for none.
+    similarity, of equal ones the nearest in size; else the only remaining one of its shape; else
+    "" for none.
     """
     free = {ref.slot: ref.record for ref in call.slots("param")}
     shapes = {slot: reference.records[record].shape for slot, record in free.items()}

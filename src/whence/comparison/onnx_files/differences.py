@@ -129,7 +129,11 @@ class _Partners:
     def _meanings(self, a: Node, b: Node) -> int:
         """How many meanings two nodes have. To flatten behind the last axis changes nothing."""
         rank, axes = _rank(self.pairs, a, b), [n.attributes.get("axis") for n in (a, b)]
-        if "Softmax" in a.op_type and rank and {_from_start(x, rank)[0] for x in axes} == {rank - 1}:
+        if (
+            "Softmax" in a.op_type
+            and rank
+            and {_from_start(x, rank)[0] for x in axes} == {rank - 1}
+        ):
             return 1
         return len({sets.meaning(n.op_type, n.opset, n.attributes) for n in (a, b)})
 

@@ -26,8 +26,8 @@ from whence.instrument.onnxruntime.blocked_values import (
 from whence.instrument.onnxruntime.nodes import (
     BLOCKED,
     all_nodes,
-    is_random,
     in_user_graph,
+    is_random,
     module_of,
     op_type_of,
     source_of,

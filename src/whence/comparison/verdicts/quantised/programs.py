@@ -146,13 +146,19 @@ class LayerPrograms:
 
 
 def with_shape(array: Array, shape: tuple[int, ...]) -> Array:
-    """The array reshaped to `shape` if only its leading axes are merged or split; else, as where
-    they stand in another order, as it is.
+    """The array reshaped to `shape` if only its leading axes are merged or split, its axes moved if
+    these stand in another order; else as it is.
     """
+    left, wanted = ([n for n in extents if n != 1] for extents in (array.shape, shape))
+    if left != wanted and sorted(left) == sorted(wanted):
+        array = array.reshape(left)
+        order = []
+        for extent in wanted:
+            order.append(left.index(extent))
+            left[order[-1]] = 0
+        return array.transpose(order).reshape(shape)
     is_alike = array.size == int(np.prod(shape)) and array.shape[-1:] == shape[-1:]
-    own, wanted = ([n for n in extents if n != 1] for extents in (array.shape, shape))
-    is_moved = own != wanted and sorted(own) == sorted(wanted)
-    return array.reshape(shape) if is_alike and not is_moved else array
+    return array.reshape(shape) if is_alike else array
 
 
 def _records(call: Call, layer: QuantisedLayer | None) -> Mapping[str, int]:
