@@ -382,7 +382,7 @@ Names = Callable[[Tap], str]
 class Layout:
     """A way to keep taps. name: says all of it. write: puts taps into a folder. keep: which taps
     (`leaves`, `layers`, `all`). touched: how the times of files come about: "written", "equal" or
-    "sorted" (a copy). region: names may stop at the layer, where taps are missing.
+    "sorted" (a copy). own: what it calls a module of a subject, if not by its name.
     """
 
     name: str
@@ -392,6 +392,7 @@ class Layout:
     ranks: int = 1
     touched: str = "written"
     gradients: bool = False
+    own: Callable[[str, str], str] = lambda _subject, name: name  # noqa: E731
 
     def make(self, folder: Path, subject: str, change: str) -> None:
         """The dump of a model."""

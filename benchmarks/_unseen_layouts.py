@@ -165,9 +165,9 @@ def _own_wrapper(folder: Path, taps: list[Tap]) -> None:
     PT.write(folder / "acts", {f"{head}{tap.name}": tap.outputs[0] for tap in taps})
 
 
-def _gguf(tap: Tap) -> str:
+def _gguf(_subject: str, name: str) -> str:
     """blk.3.self_attn.o_proj."""
-    layer, inner = layer_of(tap.name)
+    layer, inner = layer_of(name)
     return f"{layer.replace('layer_', 'blk.')}.{inner}"
 
 
@@ -180,25 +180,23 @@ def _nested_groups(folder: Path, taps: list[Tap]) -> None:
                 file[f"{side}/{tap.name.replace('.', '/')}/__value__"] = to_numpy(tensor)
 
 
-def own_name(layout: str, subject: str, planted: str) -> str:
-    """What a layout with names of its own calls a module."""
-    layer, inner = layer_of(planted)
-    number = layer.removeprefix("layer_")
-    names = {
-        "pt paths of classes": _paths(subject)[planted],
-        "npy blk": f"blk.{number}.{inner}",
-        "pt hidden_states alone": number,
-    }
-    return names.get(layout, planted)
-
-
 def unseen() -> Iterable[Layout]:
     """The layouts."""
     yield Layout("pt defaultdict of lists", _lists_by_name, steps=3)
     yield Layout("pkl labels of people", _outputs_in_a_list)
-    yield Layout("pt hidden_states alone", _hidden_states, keep="layers")
+    yield Layout(
+        "pt hidden_states alone",
+        _hidden_states,
+        keep="layers",
+        own=lambda _, name: layer_of(name)[0].removeprefix("layer_"),
+    )
     yield Layout("pt class and number of the call", _class_names, steps=2, touched="equal")
-    yield Layout("pt paths of classes", _class_paths, touched="equal")
+    yield Layout(
+        "pt paths of classes",
+        _class_paths,
+        touched="equal",
+        own=lambda subject, name: _paths(subject)[name],
+    )
     yield Layout("raw bytes, form in the name", _form_in_name, touched="sorted")
     yield Layout("pt shape and dtype in the name", each(PT, _shape_and_dtype, first))
     yield Layout("txt one column", _flat_text, steps=2, touched="equal")
@@ -209,7 +207,9 @@ def unseen() -> Iterable[Layout]:
     yield Layout("npy numbers and an index", _numbers_and_index, touched="equal")
     yield Layout("npz positional and names", _positional)
     yield Layout("pt another wrapper", _own_wrapper)
-    yield Layout("npy blk", each(NPY, _gguf, first), touched="sorted")
+    yield Layout(
+        "npy blk", each(NPY, lambda tap: _gguf("", tap.name), first), touched="sorted", own=_gguf
+    )
     yield Layout("h5 sides above modules", _nested_groups, steps=2)
     yield Layout(
         "pt micro-batches and pipeline",

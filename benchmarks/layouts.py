@@ -1,6 +1,6 @@
 """Dumps that people make by hand: does the answer name the fault, and is it silent otherwise?
 
-    python benchmarks/layouts.py [--half setting|held|further|unseen] [--only REGEX] [--subject NAME] [--json FILE] [-v]
+    python benchmarks/layouts.py [--half setting|held|further|unseen|hooks] [--only REGEX] [--json FILE] [-v]
 
 Three small models are dumped in many layouts (`_hand_made.py`): containers, names, orders, steps,
 ranks and dtypes, with six faults and with pairs that differ by rounding. Half of the layouts, drawn
@@ -29,7 +29,8 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 import torch
 from _further_layouts import further
 from _hand_made import BENIGN, FAULTS, LAYOUTS, SUBJECTS, Layout, layer_of
-from _unseen_layouts import own_name, unseen
+from _hook_layouts import hooks
+from _unseen_layouts import unseen
 
 import whence
 from whence.errors import WhenceError
@@ -82,7 +83,7 @@ def squashed(name: str) -> str:
 def is_named(layout: Layout, said: str, planted: str, subject: str) -> bool:
     """Does a name of the answer mean the module with the fault?"""
     layer, inner = layer_of(planted)
-    names = {planted, f"{layer}.{inner}", own_name(layout.name, subject, planted)}
+    names = {planted, f"{layer}.{inner}", layout.own(subject, planted)}
     if layout.keep == "layers":
         number = layer.removeprefix("layer_")
         names = {
@@ -91,7 +92,7 @@ def is_named(layout: Layout, said: str, planted: str, subject: str) -> bool:
             f"hidden_states.{number}",
             f"第{number}层",
             f"1.{number}",
-            own_name(layout.name, subject, planted),
+            layout.own(subject, planted),
         }
         return any(_squashed_words(said) == _squashed_words(name) for name in names)
     bare = f"{layer.removeprefix('layer_')}.{inner}"  # of a dictionary by the number of the layer
@@ -102,14 +103,16 @@ def _squashed_words(name: str) -> str:
     return re.sub(r"[^a-z0-9\u4e00-\u9fff]", "", name.lower()).removesuffix("output0")
 
 
-def is_region(said: str, planted: str, subject: str) -> bool:
+def is_region(layout: Layout, said: str, planted: str, subject: str) -> bool:
     """Does a name of the answer mean the layer of the fault, or a part of it that has the fault?"""
     layer = SUBJECTS[subject].layer
     if not planted.startswith(layer):
         return squashed(said) == squashed(planted.split(".")[0])
     number = planted[len(layer) :].split(".")[0]
     dots = re.finditer(r"\.", planted[len(layer) :])
-    wholes = {squashed(planted[: len(layer) + dot.start()]) for dot in dots}
+    names = {planted[: len(layer) + dot.start()] for dot in dots}
+    wholes = {squashed(name) for name in names}
+    wholes |= {squashed(layout.own(subject, name)) for name in names if name.count(".")}
     wholes |= {squashed(f"{layer}{number}"), f"layer{number}"}
     # of the name of the run in front, or of names of classes
     return any(squashed(said).endswith(whole) for whole in wholes)
@@ -131,7 +134,7 @@ def graded(layout: Layout, subject: str, change: str, result: Any) -> tuple[str,
     if result.status == "different":
         if is_named(layout, said[0], planted, subject):
             return "named", said[0]
-        return ("region" if is_region(said[0], planted, subject) else "innocent"), said[0]
+        return ("region" if is_region(layout, said[0], planted, subject) else "innocent"), said[0]
     return "undecided", result.headline
 
 
@@ -145,7 +148,7 @@ def rows(options: argparse.Namespace, folder: Path) -> Iterator[dict[str, Any]]:
     layouts = [
         layout for layout in LAYOUTS.values() if (layout.name in HELD) == (options.half == "held")
     ]
-    later = {"further": further, "unseen": unseen}
+    later = {"further": further, "unseen": unseen, "hooks": hooks}
     for layout in later[options.half]() if options.half in later else layouts:
         for subject in SUBJECTS:
             for change in changes(layout):
@@ -199,7 +202,7 @@ def main() -> int:
     """Make, compare, count."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
     parser.add_argument(
-        "--half", choices=("setting", "held", "further", "unseen"), default="setting"
+        "--half", choices=("setting", "held", "further", "unseen", "hooks"), default="setting"
     )
     parser.add_argument("--only", default="")
     parser.add_argument("--json", type=Path)

@@ -111,3 +111,12 @@ def test_another_run_of_the_reference_is_read_the_same_way(tmp_path):
         whence.record(tmp_path / side, network(fault=fault))
     result = whence.compare(tmp_path / "a", tmp_path / "b", again=[tmp_path / "c"])
     assert [f.name for f in result.findings] == ["h"]
+
+
+def test_what_is_too_small_to_tell_is_what_the_others_are(tmp_path):
+    few = {"scores": bits([0.5, 0.25, 3.0]), "last": bits(np.abs(X) + 8)}
+    moved = {"scores": bits([0.5, 0.251, 3.0]), "last": few["last"]}
+    more = {"g": bits(X), "k": bits(X - 1), "v": bits(X / 3)}
+    result = compared(tmp_path, network() | more | few, network() | more | moved)
+    assert result.status == "same"  # the last bit of a number; of an integer, another token
+    assert compared(tmp_path / "few", few, moved).status != "same"

@@ -195,3 +195,21 @@ def test_a_link_that_leads_out_of_a_folder_is_not_followed(tmp_path):
     np.save(tmp_path / "in" / "c.npy", ARRAY)
     run = open_run(tmp_path / "in")
     assert len(run.records) == 2 and [lack.where for lack in missing_of(run)] == ["b.txt"]
+
+
+def test_rows_of_a_name_and_a_list_of_numbers_are_tensors(tmp_path):
+    path = tmp_path / "acts.csv"
+    flat = " ".join(map(repr, ARRAY.ravel().tolist()))
+    path.write_text(f'layer,type,shape,values\nfc.1,Linear,"(3, 4)",{flat}\nb,X,"(2,)","[1.5, 2.5]"\n')
+    read = elements(path)
+    assert list(read) == ["fc.1", "b"]
+    assert (read["fc.1"].shape, read["fc.1"].tobytes()) == (ARRAY.shape, ARRAY.tobytes())
+    assert read["b"].tolist() == [1.5, 2.5]
+    text = path.read_text()
+    for spoilt in (text[:-4], text.replace("fc.1", "0.5"), text + "mean,0.5\n"):
+        path.write_text(spoilt)
+        with pytest.raises(WhenceError):
+            open_run(path)
+    path.write_text("name,mean,std\nfc.1,0.1,0.2\n")  # figures, no elements
+    with pytest.raises(WhenceError):
+        open_run(path)

@@ -141,3 +141,62 @@ def test_the_output_of_a_layer_in_its_file_is_made_after_its_parts():
     pairs, order = told(["layer_2.out", "layer_2.conv1", "layer_2.conv2", "layer_3.conv1"])
     assert ("layer_2.conv2", "layer_2.out") in pairs
     assert order.is_total
+
+
+def ordered(names, **fields):
+    """The names in the order that is known, whatever order they are listed in."""
+    pairs, order = told(names, **fields)
+    return [names[n] for n in order.order if n < len(names)], pairs
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        ["attn_norm-0", "Qcur-0", "kqv_out-0", "ffn_norm-0", "ffn_gate-0", "ffn_out-0", "l_out-0"],
+        ["q_proj_layer0", "o_proj_layer0", "fc1_layer0", "fc2_layer0"],
+        ["wq.L0", "attn_o.L0", "w1.L0", "w2.L0"],
+    ],
+)
+def test_the_number_of_a_layer_may_stand_behind_its_parts(names):
+    later = [name[:-1] + "10" for name in names]
+    listed, _ = ordered(sorted(names + later))
+    assert listed == names + later
+
+
+def test_numbers_behind_names_of_classes_are_no_layers():
+    for names in (
+        ["conv", "conv_1", "conv_2", "conv_3", "relu", "relu_1"],
+        ["conv_1", "conv_2", "batch_norm_1", "batch_norm_2", "relu_1", "relu_2"],
+    ):
+        _, pairs = ordered(names)
+        assert not {("relu_1", "conv_2"), ("conv_1", "relu_2"), ("relu_1", "conv_1")} & pairs
+        assert ("conv_1", "conv_2") in pairs
+
+
+def test_numbers_in_the_order_of_registration_put_a_whole_behind_its_parts():
+    names = ["l.0", "l.0.a", "l.0.b", "l.0.b.c", "l.1", "l.1.a"]
+    listed, _ = ordered(names, counter=list(range(6)))
+    assert listed == ["l.0.a", "l.0.b.c", "l.0.b", "l.0", "l.1.a", "l.1"]
+    # a whole that was used again alone is where it was counted
+    names = ["x.a", "y.a", "y", "z.a", "z", "x", "x.b"]
+    listed, _ = ordered(names, counter=list(range(7)))
+    assert listed == names
+
+
+def test_keys_that_are_sorted_at_every_level_are_no_order():
+    names = [f"l.{n}.{part}" for n in (0, 1, 10, 2) for part in ("Norm", "attn.o", "attn.q", "mlp")]
+    by_value = sorted(names, key=lambda name: int(name.split(".")[1]))
+    for listed in (names, by_value):
+        _, pairs = ordered(listed, file=["f"] * 16, entry=list(range(16)))
+        assert ("l.2.attn.q", "l.2.attn.o") in pairs
+        assert ("l.2.mlp", "l.10.Norm") in pairs
+    _, pairs = ordered(names[::-1], file=["f"] * 16, entry=list(range(16)))
+    assert ("l.10.mlp", "l.10.attn.q") in pairs
+
+
+def test_underscores_part_modules_where_several_have_parts():
+    names = ["att", "att_self", "att_self_q", "att_self_k", "att_dense", "mlp", "mlp_dense"]
+    _, pairs = ordered(names)
+    assert {("att_self_q", "att_self"), ("att_self", "att"), ("mlp_dense", "mlp")} <= pairs
+    _, pairs = ordered(["gate", "gate_act", "h_q", "h_q_norm"])
+    assert not {("gate_act", "gate"), ("h_q_norm", "h_q")} & pairs

@@ -151,10 +151,7 @@ def known(traces: Sequence[Trace], other: Sequence[Trace] = ()) -> PartialOrder:
     stored in.
     """
     order = PartialOrder(len(traces))
-    traces, other = (
-        [t._replace(name=_spelt(t.name), made_of=(*map(_spelt, t.made_of),)) for t in side]
-        for side in (traces, other)
-    )
+    traces, other = map(with_spelt_names, (traces, other))
     if are_gradients([trace.name for trace in traces]):
         modules = [Trace(module_of(trace.name)) for trace in traces]
         for by_name in _BY_NAME:
@@ -167,6 +164,30 @@ def known(traces: Sequence[Trace], other: Sequence[Trace] = ()) -> PartialOrder:
         sources += [_chains(source, other) for source in (*_STATED, *_INFERRED) if other]
         order.add_all(sources)
     return order
+
+
+def with_spelt_names(traces: Sequence[Trace]) -> list[Trace]:
+    """Normalises names, with the number of a layer in front: `attn_norm-3` and `attn_norm_layer3`
+    become layer.3.attn_norm, where most names in front of a number have the same several ones.
+    """
+    names = {name: _spelt(name) for trace in traces for name in (trace.name, *trace.made_of)}
+    behind = {name: m for name in names.values() if (m := _LAYER_BEHIND.fullmatch(name))}
+    numbers: dict[str, set[str]] = defaultdict(set)
+    for match in behind.values():
+        numbers[match[1]].add(match[2])
+    (usual, many), *_ = [*Counter(map(frozenset, numbers.values())).most_common(1), ((), 0)]
+    of_classes = sum(bool(_CLASS.fullmatch(name.lower())) for name in numbers)
+    if len(usual) > 1 and 2 * min(many, len(numbers) - of_classes) > len(numbers) and (
+        2 * len(behind) > len(names)
+    ):
+        names = {
+            name: f"layer.{m[2]}.{m[1]}" if (m := behind.get(spelt)) else spelt
+            for name, spelt in names.items()
+        }
+    return [
+        trace._replace(name=names[trace.name], made_of=(*map(names.__getitem__, trace.made_of),))
+        for trace in traces
+    ]
 
 
 def _chains(source: _Source, traces: Sequence[Trace]) -> Sequence[Chain]:
@@ -192,6 +213,11 @@ def _spelt(name: str) -> str:
     return name
 
 
+_CLASS = re.compile(
+    r"(\w+_)?(norm|normalization)|(layer|batch|rms|group)norm|conv([123]d)?|linear|dense|gemm|matmul|add|mul"
+    r"|\w*(relu|gelu|silu|softmax|pool([123]d)?|pooling)|dropout|embedding"
+)
+_LAYER_BEHIND = re.compile(r"(.*?[A-Za-z].*?)[._@-](?:layer|block|blk|l|L)?[._-]?(\d+)")
 _INDEX = re.compile(r"\[(\d+)\]|:\d+$")
 _LAYER_IN_CHINESE = re.compile(r"第(\d+)[层块]|[层块][._-]?(\d+)")
 _ROLES_IN_CHINESE = (
@@ -221,10 +247,19 @@ def are_gradients(names: Sequence[str]) -> bool:
 
 
 def _by_counter(traces: Sequence[Trace]) -> list[Chain]:
-    """Numbers that count calls, if all names have one."""
+    """Numbers that count calls, if all names have one. Most wholes in front of their parts were
+    counted as they were entered or registered: they are left out.
+    """
     if any(trace.counter < 0 for trace in traces):
         return []
-    return [_grouped(range(len(traces)), lambda n: traces[n].counter)]
+    wholes = [
+        (whole, min(traces[n].counter for n in parts) > traces[whole].counter)
+        for parts, (whole, *_) in _chains(_by_part, traces)
+    ]
+    early = {whole for whole, is_early in wholes if is_early}
+    left_out = early if 2 * len(early) > len(wholes) else set()
+    counted = [n for n in range(len(traces)) if n not in left_out]
+    return [_grouped(counted, lambda n: traces[n].counter)]
 
 
 def _by_entry(traces: Sequence[Trace]) -> list[Chain]:
@@ -264,11 +299,19 @@ def _by_part(traces: Sequence[Trace]) -> list[Chain]:
     for n, trace in enumerate(traces):
         places[trace.name].append(n)
     parts: dict[str, list[int]] = defaultdict(list)
+    below: dict[str, list[int]] = defaultdict(list)
     for n, trace in enumerate(traces):
         for match in _INNER.finditer(trace.name):
             whole = trace.name[: match.start()]
-            if whole in places:
+            if whole in places and match[0] == "_" and not trace.name[match.start() - 1].isdigit():
+                below[whole].append(n)
+            elif whole in places:
                 parts[whole].append(n)
+    # gate and gate_proj stand side by side, unless underscores part several modules
+    if sum(len(inner) > 1 for inner in below.values()) > 1:
+        for whole, inner in below.items():
+            if not all(_BESIDE.search(traces[n].name[len(whole) :]) for n in inner):
+                parts[whole] += inner
     return [[inner, places[whole]] for whole, inner in parts.items()]
 
 
@@ -277,9 +320,13 @@ def _by_result(traces: Sequence[Trace]) -> list[Chain]:
     return _by_part([trace._replace(name=_RESULT.sub("", trace.name)) for trace in traces])
 
 
-_INNER = re.compile(r"[./]|(?<=\d)[_-]|-(?=\d+\.)")
-_RESULT = re.compile(r"(?<=.)[./](?:out|output|result|ret|y)$", re.IGNORECASE)
+_INNER = re.compile(r"[./_]|(?<=\d)-|-(?=\d+\.)")
+_BESIDE = re.compile(r"^_(?:\w+_)?(?:norm|ln|layernorm|proj)\w*$", re.IGNORECASE)
+_RESULT = re.compile(
+    r"(?<=.)[./](?:(?:l|layer|block|resid\w*)[._-])?(?:out|output|post|result|ret|y)$", re.IGNORECASE
+)
 _NUMBER = re.compile(r"\d+")
+_LEVEL = re.compile(r"[./]")
 
 
 def _by_number(traces: Sequence[Trace]) -> list[Chain]:
@@ -304,7 +351,7 @@ _LETTERS = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
 _COUNTED = re.compile(r"\D+[_-]\d+")
 _GIVEN = re.compile(r"^(\w*input_ids|\w*attention_mask|position_ids|pixel_values|inputs?)$")
 _TRUNK = (
-    re.compile(r"embed|(^|[._/-])(wte|wpe|stem|conv_in|patchify)([._/-]|$)"),
+    re.compile(r"embe?d|(^|[._/-])(wte|wpe|stem|conv_in|patchify)([._/-]|$)"),
     re.compile(r"^(?!.*(norm|ln_f|pool|head|classif)).*(transformer|encoder|decoder|backbone|trunk|block"
                r"|layer|stage|features|body)"),
     re.compile(r"(^|[._/-])(final\w*|norm|ln_f|post_layernorm|layer_?norm)([._/-]|$)"),
@@ -359,12 +406,12 @@ def _by_role(traces: Sequence[Trace]) -> list[Chain]:
 
 _LAYER = tuple((stage, re.compile(rf"(^|\.)({words})$")) for stage, words in (
     (0, r"input\.layernorm|pre\.attention\.\w+|(attn|attention|self\.attn)\.norm|ln\.attn"),
-    (3, r"(attn|attention)\.(o|out|wo|c\.proj|proj|dense|output\.dense|to\.out(\.0)?)"
+    (3, r"kqv\.out|(attn|attention)\.(o|wo|out\.proj|c\.proj|proj|dense|output\.dense|to\.out(\.0)?)"
         r"(\.proj|\.lin)?|[ow]\.proj|out\.proj"),
-    (1, r"(q|k|v|qkv|query|key|value|query\.key\.value|c\.attn|in|w[qkv]|to\.[qkv])"
+    (1, r"(q|k|v|qkv|query|key|value|query\.key\.value|c\.attn|in|w[qkv]|to\.[qkv]|[qkv]cur)"
         r"(\.proj|\.lin|\.norm)?"),
     (2, r"rotary\w*|softmax|scores?|attention\.self|attn\.weights|context"),
-    (4, r"(attn|attention)\.output(\.layernorm)?|((self|cross)\.)?(attn|attention)|mixer"
+    (4, r"(attn|attention)\.out(put)?(\.layernorm)?|((self|cross)\.)?(attn|attention)|mixer"
         r"|selfattention"),
     (5, r"post\.attention\.layernorm|ffn\.norm|pre\.feedforward\.layernorm|mlp\.norm|ln\.mlp"),
     (6, r"(fc\.?1|c\.fc|gate|gate\.up|w1|wi(\.\d)?|linear\.?1|lin\.?1|dense\.h\.to\.4h)"
@@ -372,7 +419,7 @@ _LAYER = tuple((stage, re.compile(rf"(^|\.)({words})$")) for stage, words in (
     (12, r"(up|w3)(\.proj)?"),
     (7, r"act(\.fn)?|activation(\.fn)?|gelu|silu|intermediate\.act\.fn"),
     (8, r"(fc\.?2|c\.proj|down|w2|wo|linear\.?2|lin\.?2|dense\.4h\.to\.h|output\.dense)(\.proj)?"),
-    (9, r"mlp|ffn|feed\.forward|output|output\.layernorm|(block|layer)\.(out|output)"),
+    (9, r"(mlp|ffn|feed\.forward)(\.out(put)?)?|output|output\.layernorm|(block|layer)\.(out|output)"),
     (10, r"(norm|ln|layernorm|layer\.norm)\.?1"),
     (11, r"(norm|ln|layernorm|layer\.norm)\.?2"),
 ))  # fmt: skip
@@ -459,7 +506,25 @@ def _grouped(nodes: Iterable[int], key: Callable[[int], int]) -> Chain:
 
 
 def _is_sorted(names: Sequence[str]) -> bool:
-    return all(a <= b for a, b in itertools.pairwise(names))
+    """Whether at every level what is called otherwise than by numbers stands in the order of the
+    alphabet, and numbers do as well, as texts or by value.
+    """
+    kids: dict[str, dict[str, None]] = defaultdict(dict)
+    for name in names:
+        above = ""
+        for part in _LEVEL.split(name):
+            kids[above][part] = None
+            above = f"{above}.{part}"
+    return all(
+        any(all(a <= b for a, b in itertools.pairwise(map(key, parts))) for key in (str, _by_value))
+        for parts in kids.values()
+    )
+
+
+def _by_value(part: str) -> list[tuple[int, str]]:
+    """Returns a sort key that orders the numbers in a name by value."""
+    pieces = re.split(r"(\d+)", part)
+    return [(int(p) if n % 2 else -1, p) for n, p in enumerate(pieces)]
 
 
 def _choices(names: Sequence[str]) -> float:
@@ -467,7 +532,7 @@ def _choices(names: Sequence[str]) -> float:
     kids: dict[str, set[str]] = defaultdict(set)
     for name in names:
         above = ""
-        for part in re.split(r"[./]", _NUMBER.sub("*", name)):
+        for part in _LEVEL.split(_NUMBER.sub("*", name)):
             kids[above].add(part)
             above = f"{above}.{part}"
     return math.exp(min(sum(math.lgamma(len(parts) + 1) for parts in kids.values()), 50))

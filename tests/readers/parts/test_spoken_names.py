@@ -107,3 +107,36 @@ def test_a_letter_is_a_rank_where_each_has_most_names(paths, ranks):
     spoken = tell(paths, [""] * len(paths))
     assert [say.rank for say in spoken] == ranks
     assert any(ranks) or len({say.name for say in spoken}) == len(paths)
+
+
+def test_a_folder_of_the_process_is_no_name_and_one_of_numbers_counts_forwards():
+    paths = [f"4711/{step}/fc.{n}/out.npy" for step in (0, 1) for n in (0, 1)]
+    spoken = tell(paths, [""] * 4)
+    assert [(say.name, say.step) for say in spoken] == [
+        ("fc.0.out", 0),
+        ("fc.1.out", 0),
+        ("fc.0.out", 1),
+        ("fc.1.out", 1),
+    ]
+    files = [f"rank{rank}/s{step}.pt" for rank in (0, 1) for step in (0, 1) for _ in (0, 1)]
+    spoken = tell(files, ["fc.0", "fc.1"] * 4)
+    assert [(say.name, say.step, say.rank) for say in spoken[1:4]] == [
+        ("fc.1", 0, 0),
+        ("fc.0", 1, 0),
+        ("fc.1", 1, 0),
+    ]
+    experts = tell(["l0.pt", "l0.pt", "l1.pt", "l1.pt"], ["e.0", "e.1"] * 2)
+    assert [say.name for say in experts] == ["l0.e.0", "l0.e.1", "l1.e.0", "l1.e.1"]
+    layers = tell([f"{n}/{part}.npy" for n in (0, 1) for part in "qk"], [""] * 4)
+    assert [say.name for say in layers] == ["0.q", "0.k", "1.q", "1.k"]
+
+
+def test_a_file_called_by_chance_names_nothing_that_has_a_name():
+    paths = [f"{n}bd0fe1c-07a6-4a4e-9f1e-0d5ad1c0aa0{n}.pt" for n in (1, 2)]
+    assert [say.name for say in tell(paths, ["fc.1", "fc.2"])] == ["fc.1", "fc.2"]
+    assert len({say.name for say in tell(paths, ["0", "0"])}) == 2
+
+
+def test_values_of_names_with_bars_around_are_those_of_the_names():
+    inner = ["layers.0.__call__.0", "layers.0.fc.__call__.0"]
+    assert [say.name for say in tell(["a.pkl"] * 2, inner)] == ["layers.0", "layers.0.fc"]

@@ -331,3 +331,12 @@ def test_spoilt_files_cost_tensors_or_are_refused(new, protocol, tmp_path):
                     tensor.array()
         except WhenceError as error:
             assert str(error), what
+
+
+def test_keys_of_several_parts_are_joined_and_a_text_names_an_input_and_an_output():
+    tree = torch_file.load(saved({(3, "attn.o"): BASE}))
+    assert [name for name, _ in torch_file.tensors(tree)] == ["3.attn.o"]
+    tree = torch_file.load(saved(("layers.1.fc", BASE, BASE + 1)))
+    names = dict(torch_file.tensors(tree))
+    assert list(names) == ["layers.1.fc.input", "layers.1.fc.output"]
+    assert np.array_equal(names["layers.1.fc.output"].array(), (BASE + 1).numpy())

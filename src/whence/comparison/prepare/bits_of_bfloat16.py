@@ -120,13 +120,18 @@ class _Side:
         self.looking = self._looking()
 
     def _looking(self) -> frozenset[int]:
-        sure, cut_off = set[int](), set[int]()
+        sure, cut_off, sized, many = set[int](), set[int](), set[int](), 0
         for number, array in self._candidates():
+            many += 1
             if is_signed_numbers(array):
                 sure.add(number)
             elif is_cut_off_numbers(array):
                 cut_off.add(number)
+            elif _are_of_usual_size(_sampled(array)):
+                sized.add(number)
         # Without a signed tensor in the run, zeros and values of one sign may be padded indices.
+        if 2 * len(sure) > many:  # what is too small to look like something is what the others are
+            cut_off |= sized
         return frozenset(sure | cut_off if sure else ())
 
     def _candidates(self) -> Iterator[tuple[int, Array]]:
@@ -205,6 +210,11 @@ def is_cut_off_numbers(array: Array) -> bool:
     used = bits & 0x7FFF > 0
     zeros = bits.size - np.count_nonzero(used)
     return bool(zeros >= _ZEROS * bits.size) and _are_spread_as_numbers(bits[used])
+
+
+def _are_of_usual_size(bits: npt.NDArray[np.uint16]) -> bool:
+    exponents = ((bits >> 7) & 0xFF)[bits & 0x7FFF > 0]
+    return bool(exponents.size and _MAGNITUDES[0] <= np.median(exponents) <= _MAGNITUDES[1])
 
 
 def _are_spread_as_numbers(bits: npt.NDArray[np.uint16]) -> bool:

@@ -365,14 +365,15 @@ class _Moment:
     def _normalised(self) -> Iterator[tuple[int, int]]:
         """Yields pairs of a convolution and a norm beside it with tensors of the same shape."""
         beside: dict[Hashable, list[int]] = {}
+        names = [trace.name for trace in known_order.with_spelt_names(self._traces)]
         for node, call in enumerate(self._calls):
             shape = call[-1].shape
             if len(shape) > 2 and limits.count(shape) >= _TELLING_ELEMENTS * max(shape[1], 1):
-                above = re.sub(r"[^._/-]+$", "", self._traces[node].name)
+                above = re.sub(r"[^._/-]+$", "", names[node])
                 beside.setdefault((above, shape), []).append(node)
         for nodes in beside.values():
-            norms = [n for n in nodes if _NORM.search(self._traces[n].name.lower())]
-            convs = [n for n in nodes if _CONVOLUTION.search(self._traces[n].name.lower())]
+            norms = [n for n in nodes if _NORM.search(names[n].lower())]
+            convs = [n for n in nodes if _CONVOLUTION.search(names[n].lower())]
             yield from itertools.product(convs, norms)
 
 

@@ -39,13 +39,19 @@ _AT_START = re.compile(_MARK + r"(?:$|[._-])", re.IGNORECASE)
 _AT_END = re.compile(r"(?:^|[._-])" + _MARK + "$", re.IGNORECASE)
 _ANY = re.compile("|".join((*_STEP_WORDS, _RANK_WORDS, "第", "prefill|decode")), re.IGNORECASE)
 _CALL = re.compile(r"(.+)[._@#-](\d{1,4})")
+_COUNT = re.compile(
+    r"(?!(?:layers?|l|blocks?|blk|h|stages?|encoders?|decoders?|experts?)[_-]?\d)(?:([a-z]+)[_-]?)?(\d{1,9})",
+    re.IGNORECASE,
+)
 _CALL_OF_CLASS = re.compile(
     r"(?:(?:Module|Cell)\.)?(?:(.+)\.)?[A-Z]\w*\.forward(?:\.(\d{1,9}))?(?=\.(?:input|output)|$)(.*)"
 )
 _DTYPE = "(?:bf|f|fp|b?float|u?int|i|u)(?:8|16|32|64)|bool"
-_DATE = re.compile(r"(?<!\d)20\d\d([-_.]?)[01]\d\1[0-3]\d(?!\d)")
-_CONTENT = re.compile(r"(?<=.)[./](?:__\w{1,30}__|data|tensor|array)$")
-_SHARD = re.compile(r"-\d{5}-of-\d{5}$")
+_RUN = re.compile(r"(?<!\d)20\d\d([-_.]?)[01]\d\1[0-3]\d(?!\d)|^(?:\w*(?:pid|run|job|exp)[_-]?)?\d+$")
+"""A folder of a run, by its date, its process or its number."""
+_CONTENT = re.compile(r"(?<=.)[./](?:__\w{1,30}__(?:[./]0)?|data|tensor|array)$")
+_NO_NAME = re.compile(r"-\d{5}-of-\d{5}$|^[0-9a-f]{8}(?:-?[0-9a-f]{4}){3}-?[0-9a-f]{12}$")
+"""A file that is a part of one, or is called by chance (UUID)."""
 _PLACE = re.compile(r"(?:arr_)?(\d{1,4})")
 
 _SIDES = {
@@ -104,10 +110,14 @@ def tell(paths: Sequence[str], inner: Sequence[str]) -> list[Said]:
     if len(inner) > 1 and all(map(_CONTENT.search, inner)):
         inner = [_CONTENT.sub("", name) for name in inner]
     run = paths[0].partition("/")[0] if paths else ""
-    if _DATE.search(run) and all(path.startswith(f"{run}/") for path in paths):
+    if _RUN.search(run) and all(path.startswith(f"{run}/") for path in paths):
         paths = [path.partition("/")[2] for path in paths]
     pieces = [_pieces(path, name) for path, name in zip(paths, inner, strict=True)]
-    calls = _calls_behind([row[-1] for row in pieces])
+    if in_front := _calls_in_front(pieces):
+        pieces = [row for row, _ in in_front]
+        calls = [(row[-1], marks) for row, marks in in_front]
+    else:
+        calls = _calls_behind([row[-1] for row in pieces])
     pieces = [[*row[:-1], name] for row, (name, _) in zip(pieces, calls, strict=True)]
     common = _words_of_most(pieces)
     if _LETTER in common and not _are_ranks(pieces):
@@ -159,15 +169,43 @@ def _calls_behind(names: Sequence[str]) -> list[tuple[str, list[Mark]]]:
             for m in of_classes
             if m is not None
         ]
-    matches = [_CALL.fullmatch(name) for name in names]
+    parted = [m.groups() if (m := _CALL.fullmatch(name)) else (name, "") for name in names]
+    if not _are_calls(parted):
+        return [(name, []) for name in names]
+    return [(name, [Mark(4, "call", int(number))]) for name, number in parted]
+
+
+def _calls_in_front(pieces: Sequence[list[str]]) -> list[tuple[list[str], list[Mark]]]:
+    """Returns (the other parts, the mark) of paths in which the same part is a number of the call,
+    behind whatever word: `7/NAME`, `rank0/s7/NAME`; [] where none is.
+    """
+    places = [next((k for k, p in enumerate(row[:-1]) if _marked(p)[0]), 0) for row in pieces]
+    found = [_COUNT.fullmatch(row[k]) for row, k in zip(pieces, places, strict=True)]
+    rests = [[*row[:k], *row[k + 1 :]] for row, k in zip(pieces, places, strict=True)]
+    if not all(rests) or len({m[1] if m else None for m in found}) != 1:
+        return []
+    numbers = [m[2] for m in found if m is not None]
+    parted = zip([".".join(_marked(p)[0] for p in rest) for rest in rests], numbers)
+    if not _are_calls(parted):
+        return []
+    return [(r, [Mark(4, "call", int(n))]) for r, n in zip(rests, numbers, strict=True)]
+
+
+def _are_calls(parted: Iterable[tuple[str, ...]]) -> bool:
+    """Whether numbers count the calls of what is called so: of (name, number), each name has the
+    same set of several numbers, and most have another number of their own.
+    """
     numbers: dict[str, set[str]] = defaultdict(set)
-    for match in filter(None, matches):
-        numbers[match[1]].add(match[2])
+    for name, number in parted:
+        numbers[name].add(number)
     several = set(map(frozenset, numbers.values()))
     own = sum(any(map(str.isdigit, name)) for name in numbers)
-    if not all(matches) or len(several) != 1 or len(*several) < 2 or 2 * own <= len(numbers):
-        return [(name, []) for name in names]
-    return [(m[1], [Mark(4, "call", int(m[2]))]) for m in matches if m is not None]
+    return (
+        len(several) == 1
+        and len(*several) > 1
+        and all(map(str.isdecimal, *several))
+        and 2 * own > len(numbers)
+    )
 
 
 def _words_of_most(pieces: Sequence[Sequence[str]]) -> frozenset[str]:
@@ -264,8 +302,8 @@ def _names(
     for row, name in zip(parts, inner, strict=True):
         cut = len(row) - bool(name)
         kept = [part for part in row[:cut] if part]
-        if kept and row[cut - 1 : cut] == kept[-1:] and _SHARD.search(kept[-1]):
-            kept.pop()
+        if kept and row[cut - 1 : cut] == kept[-1:] and _NO_NAME.search(kept[-1]):
+            kept = kept[: None if not name or _PLACE.fullmatch(name) else -1]
         heads.append(".".join(kept))
         tails.append(row[cut] if name else "")
     is_told = all(tails)

@@ -129,7 +129,7 @@ def tensors(tree: Any) -> Iterator[tuple[str, Any]]:
     nn.Module add nothing to a name. Raises UnreadableRun beyond 300 000 nodes.
     """
     visits = 0
-    named = _with_names([tree]) if isinstance(tree, dict) else []
+    named = _with_names([tree]) if isinstance(tree, (dict, tuple)) else []
     name, tree = named[0] if named else ("", tree)
     todo: list[tuple[str, Any, frozenset[int]]] = [(name, tree, frozenset())]
     while todo:
@@ -165,6 +165,7 @@ def _is_tensor(node: Unknown) -> bool:
 def _joined(name: str, key: Any) -> str:
     if key in ("_parameters", "_buffers", "_modules", None):
         return name
+    key = ".".join(map(str, key)) if isinstance(key, tuple) else key
     return f"{name}.{key}" if name else str(key)
 
 
@@ -192,7 +193,8 @@ def _with_names(items: Sequence[Any], *, is_list: bool = False) -> list[tuple[An
         texts = [part for part in item if isinstance(part, str)] if isinstance(item, tuple) else []
         if len(texts) == 1 and len(item) > 1:
             rest = [part for part in item if not isinstance(part, (str, int))]
-            named.append((texts[0], rest[0] if len(rest) == 1 else rest))
+            sides = dict(zip(("input", "output"), rest)) if len(rest) == 2 else rest
+            named.append((texts[0], rest[0] if len(rest) == 1 else sides))
             continue
         match item:
             case [str() as name, part]:

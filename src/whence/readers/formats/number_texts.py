@@ -42,6 +42,11 @@ _BETWEEN = re.compile(r"[ \t]*[,;][ \t]*|[ \t]+")
 _NUMBERED = re.compile(rf"(\d+): ({number_text.NUMBER})")
 _LIST = re.compile(rb"\[\s*-?(?:\d+\.\d*(?:[eE][-+]?\d+)?|-?nan|-?inf|NaN|-?Infinity)\s*[,\]]")
 _ARRAY = re.compile(rb"\s*\[[\s\[]*-?\d")
+_ROW = re.compile(r'((?:"[^"]*(?:"|$)|[^"\n])*)(?:\n|$)')
+_CELL_OF_ROW = re.compile(r'(?:^|,)[ \t]*(?:"([^"]*)"?|([^,"]*))')
+_LIST_IN_CELL = re.compile(
+    rf"[\s\[(]*{number_text.NUMBER}(?:[\s,;\[\]()]+{number_text.NUMBER})+[\s,\])]*"
+)
 _BARE = re.compile(r"(?<=[\s,\[])(-?)(nan|inf)(?=[\s,\]])")  # as C++ writes them
 _SHAPES = ("shape", "dims", "dimensions")
 
@@ -53,7 +58,10 @@ def sniff(place: Place) -> bool:
         return False
     if place.suffix in _JSON:
         return bool(_LIST.search(place.head) or _ARRAY.match(place.head))
-    return place.suffix in _TABLES and _is_table(place)
+    return place.suffix in _TABLES and (
+        _is_table(place)
+        or (place.suffix == ".csv" and bool(_named_rows(place.head.decode("utf-8", "replace"))))
+    )
 
 
 def open_run(place: Place) -> Run:
@@ -83,6 +91,37 @@ def _is_table(place: Place) -> bool:
     return (len(rows) > 1 or bool(rows and _BETWEEN.search(rows[0]))) and all(map(_cells, rows))
 
 
+def _named_rows(text: str) -> list[tuple[str, list[list[str]]]]:
+    """Returns (name, lists of numbers in the other cells, the longest last) of the rows of a table
+    of tensors, below its header; [] where a row is something else.
+    """
+    rows = []
+    lines = [line for line in _ROW.findall(text) if line.strip()]
+    for line in lines if text.endswith("\n") else lines[:-1] or lines:
+        cells = [quoted or bare for quoted, bare in _CELL_OF_ROW.findall(line)]
+        lists = [re.findall(number_text.NUMBER, c) for c in cells if _LIST_IN_CELL.fullmatch(c)]
+        if not lists or _CELL.fullmatch(cells[0]):
+            rows.append(("", lists))
+        else:
+            rows.append((cells[0], sorted(lists, key=len)))
+    rows = rows[bool(rows and not rows[0][0]) :]
+    return rows if all(name for name, _ in rows) else []
+
+
+def _tensors_of_rows(text: str) -> list[tuple[str, Values]]:
+    """Returns (name, numbers) of each row, in the shape that a cell states."""
+    if not text.endswith("\n"):
+        raise ValueError("its last line has no end, so it may be cut off; end it with a line break")
+    named = _named_rows(text)
+    digits = Digits.of([number for _, lists in named for number in lists[-1]])
+    tensors = []
+    for name, (*others, numbers) in named:
+        shapes = [tuple(map(int, o)) for o in others if all(map(str.isdecimal, o))]
+        fitting = [shape for shape in shapes if limits.count(shape) == len(numbers)]
+        tensors.append((name, Values.of(numbers, (*fitting, (len(numbers),))[0], digits)))
+    return tensors
+
+
 def _rows(lines: list[str]) -> list[str]:
     """Returns the rows of numbers, without the index and header of a pandas table."""
     rows = [line.strip() for line in lines if line.strip() and not line.startswith("#")]
@@ -110,8 +149,11 @@ def _items(building: Building, file: File) -> Iterator[Named]:
     try:
         if b"\0" in text:
             raise ValueError("it holds zeros")
-        read = _lists if text.lstrip()[:1] in (b"[", b"{") else _table
-        for inner, values in torch_file.tensors(read(text.decode("utf-8"))):
+        words = text.decode("utf-8")
+        is_named = file.name.lower().endswith(".csv") and _named_rows(words[: limits.HEAD_BYTES])
+        read = _tensors_of_rows if is_named else _table
+        read = _lists if words.lstrip()[:1] in ("[", "{") else read
+        for inner, values in torch_file.tensors(read(words)):
             yield _named(values, inner, is_ordered=bool(inner))
     except (ValueError, RecursionError) as error:
         raise UnreadableRun(f"{file.name} is not a whole text of numbers: {error}") from error
