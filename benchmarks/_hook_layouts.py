@@ -311,6 +311,11 @@ def _compressed(folder: Path, taps: list[Tap]) -> None:
         pickle.dump(held, file)
 
 
+def short(_subject: str, name: str) -> str:
+    """L3.self_attn.o_proj."""
+    return ".".join(layer_of(name)).replace("layer_", "L")
+
+
 def _reversed(subject: str, name: str) -> str:
     """o_proj_layer2."""
     layer, inner = layer_of(name)
@@ -379,9 +384,10 @@ def hooks() -> Iterable[Layout]:
         grouped(
             SAFE,
             named("s{step}"),
-            lambda w, t: {named("{layer}.{inner}")(t).replace("layer_", "L"): first(w, t)},
+            lambda w, t: {short("", t.name): first(w, t)},
         ),
         steps=2,
+        own=short,
     )
     yield Layout(
         "npy layer behind", each(NPY, _called(_reversed), first), touched="equal", own=_reversed

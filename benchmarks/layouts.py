@@ -1,6 +1,6 @@
 """Dumps that people make by hand: does the answer name the fault, and is it silent otherwise?
 
-    python benchmarks/layouts.py [--half setting|held|further|unseen|hooks] [--only REGEX] [--json FILE] [-v]
+    python benchmarks/layouts.py [--half setting|held|further|unseen|hooks|later] [--only REGEX] [--json FILE] [-v]
 
 Three small models are dumped in many layouts (`_hand_made.py`): containers, names, orders, steps,
 ranks and dtypes, with six faults and with pairs that differ by rounding. Half of the layouts, drawn
@@ -30,6 +30,7 @@ import torch
 from _further_layouts import further
 from _hand_made import BENIGN, FAULTS, LAYOUTS, SUBJECTS, Layout, layer_of
 from _hook_layouts import hooks
+from _later_layouts import later
 from _unseen_layouts import unseen
 
 import whence
@@ -148,8 +149,8 @@ def rows(options: argparse.Namespace, folder: Path) -> Iterator[dict[str, Any]]:
     layouts = [
         layout for layout in LAYOUTS.values() if (layout.name in HELD) == (options.half == "held")
     ]
-    later = {"further": further, "unseen": unseen, "hooks": hooks}
-    for layout in later[options.half]() if options.half in later else layouts:
+    written_later = {"further": further, "unseen": unseen, "hooks": hooks, "later": later}
+    for layout in written_later[options.half]() if options.half in written_later else layouts:
         for subject in SUBJECTS:
             for change in changes(layout):
                 name = f"{layout.name}/{subject}/{change}"
@@ -202,7 +203,7 @@ def main() -> int:
     """Make, compare, count."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
     parser.add_argument(
-        "--half", choices=("setting", "held", "further", "unseen", "hooks"), default="setting"
+        "--half", choices=("setting", "held", "further", "unseen", "hooks", "later"), default="setting"
     )
     parser.add_argument("--only", default="")
     parser.add_argument("--json", type=Path)

@@ -356,7 +356,7 @@ _TRUNK = (
                r"|layer|stage|features|body)"),
     re.compile(r"(^|[._/-])(final\w*|norm|ln_f|post_layernorm|layer_?norm)([._/-]|$)"),
     re.compile(r"pool"),
-    re.compile(r"(^|[._/-])(lm_head|head|classifier|classification|fc|logits|score|cls|proj_out|conv_out"
+    re.compile(r"(^|[._/-])(lm_?head|head|classifier|classification|fc|logits|score|cls|proj_out|conv_out"
                r"|output|last_hidden_state)([._/-]|$)"),
 )  # fmt: skip
 """Roles around layers, in the order in which they run."""

@@ -48,6 +48,7 @@ _FLOW_BYTES = 1 << 30
 """Most bytes of a dump that are read to find which tensors are inputs of which calls."""
 
 
+_STACK = re.compile(r"(^|[._/-])(hidden_?states|layer_outputs|all_layers)$", re.IGNORECASE)
 _NORM = re.compile(r"(norm|bn)[^._/-]*$")
 _CONVOLUTION = re.compile(r"conv[^._/-]*$")
 _TELLING_ELEMENTS = 8
@@ -242,6 +243,7 @@ def add(building: Building, items: Sequence[Named]) -> None:
     """Adds the tensors of one dump as calls. Gradients are often stored under the names of their
     weights; the dump's name tells them apart.
     """
+    items = _unstacked(items)
     paths = [PurePosixPath(building.path).name, *(item.file for item in items)]
     weights = [item for item in items if not spoken_names.is_activation(item.name)]
     if not is_checkpoint(item.name for item in weights) or _are_of_gradients(paths):
@@ -250,6 +252,26 @@ def add(building: Building, items: Sequence[Named]) -> None:
     is_weight = set(map(id, weights)).__contains__
     if labels := [item for item in items if not is_weight(id(item))]:
         add_labels(building, *in_order(labels))
+
+
+def _unstacked(items: Sequence[Named]) -> Sequence[Named]:
+    """Returns the layers of `torch.stack(hidden_states)` one by one, where a dump holds nothing
+    else.
+    """
+    moments = {(item.step, item.rank) for item in items}
+    is_stack = all(len(item.shape) > 3 and _STACK.search(item.name) for item in items)
+    if not is_stack or len(moments) < len(items):
+        return items
+    return [
+        replace(item, name=f"{item.name}.{n}", shape=item.shape[1:], stride=(), load=_nth(item, n))
+        for item in items
+        for n in range(item.shape[0])
+    ]
+
+
+def _nth(item: Named, n: int) -> Load | None:
+    load = item.load
+    return None if load is None else lambda: load()[n]
 
 
 def _are_of_gradients(paths: Sequence[str]) -> bool:

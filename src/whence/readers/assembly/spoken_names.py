@@ -113,6 +113,8 @@ def tell(paths: Sequence[str], inner: Sequence[str]) -> list[Said]:
     if _RUN.search(run) and all(path.startswith(f"{run}/") for path in paths):
         paths = [path.partition("/")[2] for path in paths]
     pieces = [_pieces(path, name) for path, name in zip(paths, inner, strict=True)]
+    if all(row[-1].endswith("[0]") and len(row[-1]) > 3 for row in pieces):
+        pieces = [[*row[:-1], row[-1].removesuffix("[0]")] for row in pieces]
     if in_front := _calls_in_front(pieces):
         pieces = [row for row, _ in in_front]
         calls = [(row[-1], marks) for row, marks in in_front]

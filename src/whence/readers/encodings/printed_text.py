@@ -170,8 +170,10 @@ def _described(block: _Block, name: str, step: int, surroundings: str) -> Print:
 
 
 def _name(lines: list[str]) -> str:
-    """Returns the text before a print in its line, else in the line before."""
-    for line in lines[: -3 if len(lines) > 2 else None : -1]:
+    """Returns the text before a print in its line, else in the nearest of a few lines above that
+    says more than a shape and a dtype.
+    """
+    for line in lines[:-5:-1]:
         if name := _cleaned(line):
             return name
     return "tensor"
