@@ -392,7 +392,7 @@ class Layout:
     ranks: int = 1
     touched: str = "written"
     gradients: bool = False
-    own: Callable[[str, str], str] = lambda _subject, name: name  # noqa: E731
+    own: Callable[[str, str], str] = lambda _subject, name: name
 
     def make(self, folder: Path, subject: str, change: str) -> None:
         """The dump of a model."""

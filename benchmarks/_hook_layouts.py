@@ -35,13 +35,12 @@ from _hand_made import (
     lined,
     model_of,
     named,
-    sides,
     to_numpy,
 )  # fmt: skip
 
 
 def _arrays(folder: Path, taps: list[Tap]) -> None:
-    """Arrays of numpy on one side; the elements alone, as a program in C writes them, on the other."""
+    """Arrays of numpy on one side; elements alone, as a program in C writes them, on the other."""
     for tap in taps:
         array = to_numpy(tap.outputs[0])
         if folder.name == "ref":
@@ -125,9 +124,7 @@ def _counted(subject: str) -> dict[str, str]:
 def _as_keras(folder: Path, taps: list[Tap]) -> None:
     """Layer outputs by name, leaves alone."""
     names = _counted(folder.parent.name)
-    NPZ.write(
-        folder / "layer_outputs", {names[tap.name]: to_numpy(tap.outputs[0]) for tap in taps}
-    )
+    NPZ.write(folder / "layer_outputs", {names[tap.name]: to_numpy(tap.outputs[0]) for tap in taps})
 
 
 def _sown(folder: Path, taps: list[Tap]) -> None:
@@ -157,7 +154,7 @@ def _tensordump(folder: Path, taps: list[Tap]) -> None:
 
 def _names_inside(folder: Path, taps: list[Tap]) -> None:
     """(name, input, output) in files called by chance."""
-    chance = random.Random(folder.name)  # noqa: S311 - names of files
+    chance = random.Random(folder.name)
     for tap in taps:
         name = uuid.UUID(int=chance.getrandbits(128)).hex
         PT.write(folder / name, (tap.name, tap.inputs[0], tap.outputs[0]))
@@ -352,7 +349,9 @@ def hooks() -> Iterable[Layout]:
     yield Layout(
         "npz cast to fp16",
         grouped(
-            Way("npz", "float16"), named("coreml"), lambda w, t: {f"{lined(t)}_cast_fp16": first(w, t)}
+            Way("npz", "float16"),
+            named("coreml"),
+            lambda w, t: {f"{lined(t)}_cast_fp16": first(w, t)},
         ),
     )
     yield Layout("npy number of registration", _registered, touched="sorted")

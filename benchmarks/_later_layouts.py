@@ -5,6 +5,7 @@ kinds are worth on dumps that set nothing.
 from __future__ import annotations
 
 import collections
+import functools
 import json
 from collections import defaultdict
 from collections.abc import Iterable
@@ -28,20 +29,28 @@ from _hand_made import (
     layer_of,
     lined,
     named,
+    taps_of,
     to_numpy,
 )  # fmt: skip
 
 
-def _numbered_in_layers(folder: Path, taps: list[Tap]) -> None:
-    """layer_03/02_mlp_gate_proj: the number begins anew in each layer."""
+@functools.cache
+def _numbered(subject: str) -> dict[str, str]:
+    """Module -> layer_03/02_mlp_gate_proj: the number begins anew in each layer."""
     seen: collections.Counter[str] = collections.Counter()
-    for tap in taps:
+    names = {}
+    for tap in taps_of(subject, "", 1, 1):
         layer, inner = layer_of(tap.name)
         number = layer.removeprefix("layer_")
         place = f"layer_{int(number):02d}" if number.isdigit() else layer
-        name = f"{place}/{seen[place]:02d}_{inner.replace('.', '_')}"
+        names[tap.name] = f"{place}/{seen[place]:02d}_{inner.replace('.', '_')}"
         seen[place] += 1
-        NPY.write(folder / name, to_numpy(tap.outputs[0]))
+    return names
+
+
+def _numbered_in_layers(folder: Path, taps: list[Tap]) -> None:
+    for tap in taps:
+        NPY.write(folder / _numbered(folder.parent.name)[tap.name], to_numpy(tap.outputs[0]))
 
 
 def _ranks_of_two(folder: Path, taps: list[Tap]) -> None:
@@ -106,9 +115,7 @@ def _tree_of_groups(folder: Path, taps: list[Tap]) -> None:
 
 def _directions(folder: Path, taps: list[Tap]) -> None:
     """{name: {"fwd": {"in": [...], "out": [...]}}}."""
-    held = {
-        tap.name: {"fwd": {"in": list(tap.inputs), "out": list(tap.outputs)}} for tap in taps
-    }
+    held = {tap.name: {"fwd": {"in": list(tap.inputs), "out": list(tap.outputs)}} for tap in taps}
     PT.write(folder / "trace", held)
 
 
@@ -173,7 +180,12 @@ def _older_files(folder: Path, taps: list[Tap]) -> None:
 
 def later() -> Iterable[Layout]:
     """The layouts."""
-    yield Layout("npy numbered in layers", _numbered_in_layers, touched="equal")
+    yield Layout(
+        "npy numbered in layers",
+        _numbered_in_layers,
+        touched="equal",
+        own=lambda subject, name: _numbered(subject)[name],
+    )
     yield Layout("pt ranks of two, sorted", _ranks_of_two, steps=2, ranks=2)
     yield Layout("pkl objects", _objects, steps=2)
     yield Layout("npy saved dict", _saved_dict, ranks=2)

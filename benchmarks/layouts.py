@@ -203,7 +203,9 @@ def main() -> int:
     """Make, compare, count."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
     parser.add_argument(
-        "--half", choices=("setting", "held", "further", "unseen", "hooks", "later"), default="setting"
+        "--half",
+        choices=("setting", "held", "further", "unseen", "hooks", "later"),
+        default="setting",
     )
     parser.add_argument("--only", default="")
     parser.add_argument("--json", type=Path)

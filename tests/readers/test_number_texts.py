@@ -200,7 +200,9 @@ def test_a_link_that_leads_out_of_a_folder_is_not_followed(tmp_path):
 def test_rows_of_a_name_and_a_list_of_numbers_are_tensors(tmp_path):
     path = tmp_path / "acts.csv"
     flat = " ".join(map(repr, ARRAY.ravel().tolist()))
-    path.write_text(f'layer,type,shape,values\nfc.1,Linear,"(3, 4)",{flat}\nb,X,"(2,)","[1.5, 2.5]"\n')
+    path.write_text(
+        f'layer,type,shape,values\nfc.1,Linear,"(3, 4)",{flat}\nb,X,"(2,)","[1.5, 2.5]"\n'
+    )
     read = elements(path)
     assert list(read) == ["fc.1", "b"]
     assert (read["fc.1"].shape, read["fc.1"].tobytes()) == (ARRAY.shape, ARRAY.tobytes())

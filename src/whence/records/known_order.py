@@ -177,8 +177,10 @@ def with_spelt_names(traces: Sequence[Trace]) -> list[Trace]:
         numbers[match[1]].add(match[2])
     (usual, many), *_ = [*Counter(map(frozenset, numbers.values())).most_common(1), ((), 0)]
     of_classes = sum(bool(_CLASS.fullmatch(name.lower())) for name in numbers)
-    if len(usual) > 1 and 2 * min(many, len(numbers) - of_classes) > len(numbers) and (
-        2 * len(behind) > len(names)
+    if (
+        len(usual) > 1
+        and 2 * min(many, len(numbers) - of_classes) > len(numbers)
+        and (2 * len(behind) > len(names))
     ):
         names = {
             name: f"layer.{m[2]}.{m[1]}" if (m := behind.get(spelt)) else spelt
@@ -323,7 +325,8 @@ def _by_result(traces: Sequence[Trace]) -> list[Chain]:
 _INNER = re.compile(r"[./_]|(?<=\d)-|-(?=\d+\.)")
 _BESIDE = re.compile(r"^_(?:\w+_)?(?:norm|ln|layernorm|proj)\w*$", re.IGNORECASE)
 _RESULT = re.compile(
-    r"(?<=.)[./](?:(?:l|layer|block|resid\w*)[._-])?(?:out|output|post|result|ret|y)$", re.IGNORECASE
+    r"(?<=.)[./](?:(?:l|layer|block|resid\w*)[._-])?(?:out|output|post|result|ret|y)$",
+    re.IGNORECASE,
 )
 _NUMBER = re.compile(r"\d+")
 _LEVEL = re.compile(r"[./]")
@@ -368,6 +371,8 @@ def _by_role(traces: Sequence[Trace]) -> list[Chain]:
     its decoder.
     """
     names = [trace.name.lower() for trace in traces]
+    if len({name.partition(".")[0] for name in names}) == 1:  # decoder.fc, decoder.layers.3
+        names = [name.partition(".")[2] for name in names]
     firsts = [_NUMBER.search(name) for name in names]
     heads = [name[: m.start()] if m else name for name, m in zip(names, firsts, strict=True)]
     chains: list[Chain] = []
@@ -406,8 +411,8 @@ def _by_role(traces: Sequence[Trace]) -> list[Chain]:
 
 _LAYER = tuple((stage, re.compile(rf"(^|\.)({words})$")) for stage, words in (
     (0, r"input\.layernorm|pre\.attention\.\w+|(attn|attention|self\.attn)\.norm|ln\.attn"),
-    (3, r"kqv\.out|(attn|attention)\.(o|wo|out\.proj|c\.proj|proj|dense|output\.dense|to\.out(\.0)?)"
-        r"(\.proj|\.lin)?|[ow]\.proj|out\.proj"),
+    (3, r"(attn|attention)\.(o|wo|out\.proj|c\.proj|proj|dense|output\.dense|to\.out(\.0)?)"
+        r"(\.proj|\.lin)?|[ow]\.proj|out\.proj|kqv\.out"),
     (1, r"(q|k|v|qkv|query|key|value|query\.key\.value|c\.attn|in|w[qkv]|to\.[qkv]|[qkv]cur)"
         r"(\.proj|\.lin|\.norm)?"),
     (2, r"rotary\w*|softmax|scores?|attention\.self|attn\.weights|context"),
@@ -419,7 +424,7 @@ _LAYER = tuple((stage, re.compile(rf"(^|\.)({words})$")) for stage, words in (
     (12, r"(up|w3)(\.proj)?"),
     (7, r"act(\.fn)?|activation(\.fn)?|gelu|silu|intermediate\.act\.fn"),
     (8, r"(fc\.?2|c\.proj|down|w2|wo|linear\.?2|lin\.?2|dense\.4h\.to\.h|output\.dense)(\.proj)?"),
-    (9, r"(mlp|ffn|feed\.forward)(\.out(put)?)?|output|output\.layernorm|(block|layer)\.(out|output)"),
+    (9, r"(mlp|ffn|feed\.forward)(\.out(put)?)?|output(\.layernorm)?|(block|layer)\.out(put)?"),
     (10, r"(norm|ln|layernorm|layer\.norm)\.?1"),
     (11, r"(norm|ln|layernorm|layer\.norm)\.?2"),
 ))  # fmt: skip

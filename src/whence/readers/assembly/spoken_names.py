@@ -47,7 +47,9 @@ _CALL_OF_CLASS = re.compile(
     r"(?:(?:Module|Cell)\.)?(?:(.+)\.)?[A-Z]\w*\.forward(?:\.(\d{1,9}))?(?=\.(?:input|output)|$)(.*)"
 )
 _DTYPE = "(?:bf|f|fp|b?float|u?int|i|u)(?:8|16|32|64)|bool"
-_RUN = re.compile(r"(?<!\d)20\d\d([-_.]?)[01]\d\1[0-3]\d(?!\d)|^(?:\w*(?:pid|run|job|exp)[_-]?)?\d+$")
+_RUN = re.compile(
+    r"(?<!\d)20\d\d([-_.]?)[01]\d\1[0-3]\d(?!\d)|^(?:\w*(?:pid|run|job|exp)[_-]?)?\d+$"
+)
 """A folder of a run, by its date, its process or its number."""
 _CONTENT = re.compile(r"(?<=.)[./](?:__\w{1,30}__(?:[./]0)?|data|tensor|array)$")
 _NO_NAME = re.compile(r"-\d{5}-of-\d{5}$|^[0-9a-f]{8}(?:-?[0-9a-f]{4}){3}-?[0-9a-f]{12}$")

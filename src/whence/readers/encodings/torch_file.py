@@ -190,6 +190,8 @@ def _with_names(items: Sequence[Any], *, is_list: bool = False) -> list[tuple[An
     """
     named: list[tuple[Any, Any]] = []
     for item in items:
+        if isinstance(item, Unknown) and isinstance(item.state, dict):  # of a class of one's own
+            item = item.state
         texts = [part for part in item if isinstance(part, str)] if isinstance(item, tuple) else []
         if len(texts) == 1 and len(item) > 1:
             rest = [part for part in item if not isinstance(part, (str, int))]
