@@ -1,6 +1,8 @@
 """The hook of docs/howto/by-hand.md, as a user pastes it."""
 
 import os
+import pathlib
+import pickle
 import re
 from pathlib import Path
 
@@ -36,6 +38,31 @@ def test_the_hook_names_a_fault(tmp_path):
     result = whence.compare(tmp_path / "reference", tmp_path / "target")
     assert (result.status, result.findings[0].name) == ("different", "2")
     assert {row.step for row in result.rows} == {0, 1}
+    assert whence.compare(tmp_path / "reference", tmp_path / "again").status == "same"
+
+
+def snippets():
+    page = PAGE.read_text(encoding="utf-8")
+    part = page.partition("## Hooks that people write")[2].partition("\n## ")[0]
+    return re.findall(r"```python\n(.*?)```", part, re.DOTALL)
+
+
+@pytest.mark.parametrize("number", range(5))
+def test_a_hook_that_people_write_names_a_fault(number, tmp_path):
+    assert len(snippets()) == 5
+    for side in ("reference", "target", "again"):
+        torch.manual_seed(0)
+        layers = [torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Tanh()) for _ in range(12)]
+        model = torch.nn.Sequential(*layers)
+        if side == "target":
+            model[2][0].register_forward_hook(lambda _module, _given, made: -made)
+        (tmp_path / side).mkdir()
+        names = {"torch": torch, "np": np, "pickle": pickle, "pathlib": pathlib}
+        names |= {"out": tmp_path / side}
+        exec(snippets()[number], names | {"model": model, "x": torch.randn(3, 8)})  # noqa: S102
+        torch.set_printoptions(profile="default")
+    result = whence.compare(tmp_path / "reference", tmp_path / "target")
+    assert (result.status, result.findings[0].name) == ("different", "2.0")
     assert whence.compare(tmp_path / "reference", tmp_path / "again").status == "same"
 
 

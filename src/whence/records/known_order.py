@@ -309,6 +309,8 @@ def _by_part(traces: Sequence[Trace]) -> list[Chain]:
                 below[whole].append(n)
             elif whole in places:
                 parts[whole].append(n)
+    if "" in places:
+        parts[""] = [n for n, trace in enumerate(traces) if trace.name]
     # gate and gate_proj stand side by side, unless underscores part several modules
     if sum(len(inner) > 1 for inner in below.values()) > 1:
         for whole, inner in below.items():

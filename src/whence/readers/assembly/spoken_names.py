@@ -114,6 +114,8 @@ def tell(paths: Sequence[str], inner: Sequence[str]) -> list[Said]:
     run = paths[0].partition("/")[0] if paths else ""
     if _RUN.search(run) and all(path.startswith(f"{run}/") for path in paths):
         paths = [path.partition("/")[2] for path in paths]
+    if len(set(inner)) == 1 and inner[0].lower() not in _SIDES and _tell_apart(paths):
+        inner = [""] * len(inner)
     pieces = [_pieces(path, name) for path, name in zip(paths, inner, strict=True)]
     if all(row[-1].endswith("[0]") and len(row[-1]) > 3 for row in pieces):
         pieces = [[*row[:-1], row[-1].removesuffix("[0]")] for row in pieces]
@@ -135,6 +137,11 @@ def tell(paths: Sequence[str], inner: Sequence[str]) -> list[Said]:
     ranks = _numbered([[m for m in row if m.level == -1] for row in marks])
     names = _names([[rest for rest, _ in row] for row in parted], inner, len(set(paths)))
     return [Said(*row) for row in zip(names, steps, ranks, strict=True)]
+
+
+def _tell_apart(paths: Sequence[str]) -> bool:
+    """Whether the names of files differ in more than steps and ranks."""
+    return len({tuple(_marked(piece)[0] for piece in _pieces(path, "")) for path in paths}) > 1
 
 
 def without_forms(paths: Sequence[str], shapes: Sequence[tuple[int, ...]]) -> Sequence[str]:
@@ -183,10 +190,10 @@ def _calls_in_front(pieces: Sequence[list[str]]) -> list[tuple[list[str], list[M
     """Returns (the other parts, the mark) of paths in which the same part is a number of the call,
     behind whatever word: `7/NAME`, `rank0/s7/NAME`; [] where none is.
     """
-    places = [next((k for k, p in enumerate(row[:-1]) if _marked(p)[0]), 0) for row in pieces]
+    places = [next((k for k, p in enumerate(row[:-1]) if _marked(p)[0]), -1) for row in pieces]
     found = [_COUNT.fullmatch(row[k]) for row, k in zip(pieces, places, strict=True)]
     rests = [[*row[:k], *row[k + 1 :]] for row, k in zip(pieces, places, strict=True)]
-    if not all(rests) or len({m[1] if m else None for m in found}) != 1:
+    if not all(found) or min(places, default=-1) < 0 or len({m[1] for m in found if m}) != 1:
         return []
     numbers = [m[2] for m in found if m is not None]
     parted = zip([".".join(_marked(p)[0] for p in rest) for rest in rests], numbers)
@@ -310,15 +317,11 @@ def _names(
             kept = kept[: None if not name or _PLACE.fullmatch(name) else -1]
         heads.append(".".join(kept))
         tails.append(row[cut] if name else "")
-    is_told = all(tails)
+    is_told = 2 * sum(map(bool, tails)) > len(tails)  # all, but for the root
     if is_told and len(set(heads)) == 1 and (files > 1 or "/" not in heads[0]):
         if _SIDES.get(heads[0].lower()) == "input":
             tails = [f"{tail}.input" for tail in tails]
         heads = [""] * len(heads)
-    elif (
-        is_told and len(set(tails)) == 1 and tails[0].lower() not in _SIDES and len(set(heads)) > 1
-    ):
-        tails = [""] * len(tails)
     elif is_told and len(set(heads)) > 1 and all(map(_PLACE.fullmatch, tails)):
         tails = [f"output.{tail.removeprefix('arr_')}" for tail in tails]
     return [f"{a}.{b}" if a and b else a or b for a, b in zip(heads, tails, strict=True)]
@@ -403,7 +406,7 @@ def _at_start(name: str) -> tuple[str, str, str] | None:
 
 
 _COUNTERS = (
-    re.compile(r"^(?P<number>\d{6,20}(?:[T_.-]\d{1,12}){0,2}|\d{1,12})[_-](?=.)"),  # or a time
+    re.compile(r"^(?P<number>\d{6,20}(?:[T_.-]\d{1,12}){0,2}|\d{1,12})[_-]"),  # or a time
     re.compile(r"^(?P<number>\d{1,12})[._-](?=.)"),
     re.compile(r"(?<=.)[._-](?P<number>\d{1,12})$"),
 )

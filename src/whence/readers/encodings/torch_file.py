@@ -173,7 +173,10 @@ def _parts(node: Any) -> list[tuple[Any, Any]]:
     if isinstance(node, dict):
         return _with_names_beside(node) or list(node.items())
     if isinstance(node, (list, tuple)):
-        return _with_names(node, is_list=True) or list(enumerate(node))
+        alone = len(node) == 1 and isinstance(node[0], TorchTensor)
+        return _with_names(node, is_list=True) or [
+            (None if alone else n, part) for n, part in enumerate(node)
+        ]
     if isinstance(node, Unknown):
         state = (
             [(None, part) for part in node.state]

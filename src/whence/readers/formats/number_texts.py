@@ -95,17 +95,21 @@ def _named_rows(text: str) -> list[tuple[str, list[list[str]]]]:
     """Returns (name, lists of numbers in the other cells, the longest last) of the rows of a table
     of tensors, below its header; [] where a row is something else.
     """
-    rows = []
+    rows: list[tuple[str | None, list[list[str]]]] = []
     lines = [line for line in _ROW.findall(text) if line.strip()]
     for line in lines if text.endswith("\n") else lines[:-1] or lines:
         cells = [quoted or bare for quoted, bare in _CELL_OF_ROW.findall(line)]
         lists = [re.findall(number_text.NUMBER, c) for c in cells if _LIST_IN_CELL.fullmatch(c)]
-        if not lists or _CELL.fullmatch(cells[0]):
-            rows.append(("", lists))
+        if not lists or _LIST_IN_CELL.fullmatch(cells[0]):
+            rows.append((None, lists))
         else:
             rows.append((cells[0], sorted(lists, key=len)))
-    rows = rows[bool(rows and not rows[0][0]) :]
-    return rows if all(name for name, _ in rows) else []
+    rows = rows[bool(rows and rows[0][0] is None) :]
+    return (
+        [(name, lists) for name, lists in rows if name is not None]
+        if all(name is not None for name, _ in rows)
+        else []
+    )
 
 
 def _tensors_of_rows(text: str) -> list[tuple[str, Values]]:
