@@ -104,12 +104,12 @@ def _printed_files(folder: Path, taps: list[Tap]) -> None:
 
 
 def _tree_of_groups(folder: Path, taps: list[Tap]) -> None:
-    """A group a module with a dataset `value`, listed by the alphabet."""
+    """A group a module with a dataset `activation`, listed by the alphabet."""
     folder.mkdir(parents=True, exist_ok=True)
     with h5py.File(folder / "model.h5", "w") as file:
         for tap in taps:
             group = file.require_group(tap.name.replace(".", "/"))
-            group.create_dataset("value", data=to_numpy(tap.outputs[0]))
+            group.create_dataset("activation", data=to_numpy(tap.outputs[0]))
             group.attrs["class"] = "Module"
 
 

@@ -133,3 +133,14 @@ def test_spoilt_bytes_and_descriptions_cost_tensors_or_are_refused(tmp_path):
     (sample / "x.json").write_text(json.dumps(huge))
     with pytest.raises(WhenceError, match="needs"):
         open_run(sample)
+
+
+def test_a_file_beside_names_what_is_called_by_a_number(tmp_path):
+    for number, name in enumerate(("layers.10.fc", "layers.2.fc")):
+        array = np.full((2, 3), number, np.float32)
+        array.tofile(tmp_path / f"{number:04}.bin")
+        form = {"name": name, "shape": [2, 3], "dtype": "float32"}
+        (tmp_path / f"{number:04}.json").write_text(json.dumps(form))
+    run = open_run(tmp_path)
+    read = {call.scope: run.array(call.refs[0].record)[0, 0] for call in run.calls if call.scope}
+    assert read == {"layers.10.fc": 0, "layers.2.fc": 1}

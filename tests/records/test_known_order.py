@@ -140,6 +140,7 @@ def test_what_a_content_was_made_of_wins_over_names_and_times():
 def test_the_output_of_a_layer_in_its_file_is_made_after_its_parts():
     pairs, order = told(["layer_2.out", "layer_2.conv1", "layer_2.conv2", "layer_3.conv1"])
     assert ("layer_2.conv2", "layer_2.out") in pairs
+    assert ("L02_ln", "L02_out") in told(["L02_out", "L02_ln"])[0]
     assert order.is_total
 
 

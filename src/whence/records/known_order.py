@@ -209,7 +209,9 @@ def _spelt(name: str) -> str:
     """Normalises a name for the sources: `layers[3]` and `第3层` become layers.3, outputs of
     TensorFlow (`mlp:0`) their operator, and roles English words.
     """
-    name = _LAYER_IN_CHINESE.sub(r"layer.\1\2", _INDEX.sub(r".\1", name).strip("."))
+    name = _LAYER_IN_CHINESE.sub(
+        r"layer.\1\2", _INDEX.sub(r".\1", name.replace("@", ".")).strip(".")
+    )
     for word, role in _ROLES_IN_CHINESE:
         name = name.replace(word, role)
     return name
@@ -327,7 +329,7 @@ def _by_result(traces: Sequence[Trace]) -> list[Chain]:
 _INNER = re.compile(r"[./_]|(?<=\d)-|-(?=\d+\.)")
 _BESIDE = re.compile(r"^_(?:\w+_)?(?:norm|ln|layernorm|proj)\w*$", re.IGNORECASE)
 _RESULT = re.compile(
-    r"(?<=.)[./](?:(?:l|layer|block|resid\w*)[._-])?(?:out|output|post|result|ret|y)$",
+    r"(?:(?<=.)[./]|(?<=\d)_)(?:(?:l|layer|block|resid\w*)[._-])?(?:out|output|post|result|ret|y)$",
     re.IGNORECASE,
 )
 _NUMBER = re.compile(r"\d+")
@@ -523,8 +525,7 @@ def _is_sorted(names: Sequence[str]) -> bool:
             kids[above][part] = None
             above = f"{above}.{part}"
     return all(
-        any(all(a <= b for a, b in itertools.pairwise(map(key, parts))) for key in (str, _by_value))
-        for parts in kids.values()
+        list(parts) in (sorted(parts), sorted(parts, key=_by_value)) for parts in kids.values()
     )
 
 

@@ -52,17 +52,20 @@ def open_run(place: Place) -> Run:
 
 
 def _items(forms: _Forms, building: Building, file: File) -> Iterator[Named]:
-    form = forms.of(str(PurePosixPath(str(file.source)).relative_to(forms.root)))
+    path = PurePosixPath(str(file.source)).relative_to(forms.root)
+    form, name = forms.of(str(path)), forms.called(path)
     assert form is not None  # is asked for those alone that have one
     kind = dtypes.named(form.dtype)
     nbytes, shape = limits.count(form.shape) * kind.itemsize, form.shape
     if nbytes != file.size:
         why = f"{form.dtype} {shape} needs {nbytes} bytes, {file.name} has {file.size}"
-        yield Named("", form.dtype, shape, None, why)
+        yield Named(name, form.dtype, shape, None, why, is_whole=bool(name))
         return
-    yield Named(
-        "", form.dtype, shape, lambda: words(file.part(0, nbytes), kind.numpy).reshape(shape)
-    )
+
+    def load() -> dtypes.Array:
+        return words(file.part(0, nbytes), kind.numpy).reshape(shape)
+
+    yield Named(name, form.dtype, shape, load, is_whole=bool(name))
 
 
 class _Forms:
@@ -90,6 +93,12 @@ class _Forms:
             or next(filter(None, (self._of_index(pure, size, index) for index in _FOR_ALL)), None)
             or raw_form.of_text(pure.name, size)
         )
+
+    def called(self, pure: PurePosixPath) -> str:
+        """Returns the name that a file beside states, "" where none does."""
+        trees = map(self._read, _beside(pure))
+        names = (tree.get("name") for tree in trees if isinstance(tree, dict))
+        return next((name for name in names if isinstance(name, str)), "")
 
     def _of_index(self, pure: PurePosixPath, size: int, index: str) -> Form | None:
         """Returns the form in a file that describes all: under a key, or in an entry
