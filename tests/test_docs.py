@@ -51,6 +51,10 @@ for name, form in (("{0}", "none"), ("{1}", "tanh")):
         model(torch.randn(8, 64))
 """
 GIVEN = {
+    ("docs/howto/by-hand.md", "model(x)"): """import pathlib, pickle
+import numpy as np, torch
+model, x, out = torch.nn.Sequential(torch.nn.Linear(4, 4)), torch.ones(2, 4), "."
+""",
     ("docs/ci.md", "def test_the_losses"): """import json
 from pathlib import Path
 
