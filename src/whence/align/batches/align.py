@@ -501,7 +501,7 @@ class SequenceGatherer:
             source = self._calls_of(piece.call).get((call.scope, call.op, call.occurrence))
             refs = source.refs if source is not None else ()
             record = next((r.record for r in refs if r.slot == slot), None)
-            if record is None:
+            if record is None or record in self.slots.held:  # its axes are other ones
                 return None
             records[piece.call] = record
         try:

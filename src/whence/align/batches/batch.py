@@ -95,6 +95,12 @@ def coarser_input(sides: Sequence[tuple[Run, Sequence[Call]]]) -> str:
     return max(names, key=dtypes.unit_roundoff, default="")
 
 
+def coarsened(array: Array, coarse: str) -> Array:
+    """Floating elements rounded to this dtype; the array as it is for "" and for other elements."""
+    is_rounded = coarse and dtypes.of(array).is_floating
+    return array.astype(dtypes.named(coarse).numpy) if is_rounded else array
+
+
 def batches_of(run: Run, roots: Sequence[Call], coarse: str = "") -> list[Batch] | None:
     """The batch of each call of a root; None if the input of one is not known. coarse: floating
     rows are rounded to this dtype before they are compared, "" for no rounding.
@@ -235,9 +241,7 @@ def _rows(run: Run, call: Call, inputs: dict[str, Ref], coarse: str) -> Batch | 
     ref = next(iter((asking or several).values()), None)
     if ref is None:
         return None
-    array = run.array(ref.record)
-    if coarse and dtypes.of(array).is_floating:
-        array = array.astype(dtypes.named(coarse).numpy)
+    array = coarsened(run.array(ref.record), coarse)
     mask = _mask(run, inputs, array.shape[:2]) if array.ndim > 2 else None
     if mask is None or mask.shape != array.shape[:2]:
         return Batch(

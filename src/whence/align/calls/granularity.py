@@ -11,9 +11,10 @@ from collections.abc import Hashable, Iterable, Iterator, Mapping
 import numpy as np
 from msgspec.structs import replace
 
+from whence.align.batches.batch import coarsened, coarser_input
 from whence.align.call_sites import match_roots
 from whence.align.derived_run import Derived
-from whence.dtypes import Array, is_whole
+from whence.dtypes import Array, is_floating, is_whole
 from whence.errors import ElementsMissing
 from whence.records import Call, Over, Run
 
@@ -25,9 +26,12 @@ def rebased(reference: Run, target: Run) -> tuple[Run, tuple[str, ...]]:
     tools count from 1. The steps of a model are shifted if no step has the same inputs (in any
     order of rows) as the reference's step of that number, and at least half of the common steps do
     after the shift. Steps that read a beginning of later inputs lead up to these and are no
-    warm-up. If all models have the same shift, losses and optimisers get it too.
+    warm-up. If all models have the same shift, losses and optimisers get it too. Inputs in another
+    floating dtype are the same if they are once both are rounded to the coarser one.
     """
-    inputs, target_inputs = _root_inputs(reference), _root_inputs(target)
+    outermost = ((run, [c for c in run.calls if c.parent == -1]) for run in (reference, target))
+    coarse = coarser_input(tuple(outermost))
+    inputs, target_inputs = _root_inputs(reference, coarse), _root_inputs(target, coarse)
     roots = match_roots(reference.calls, target.calls)
     shifts: dict[str, int] = {}
     for root, steps in inputs.items():
@@ -47,7 +51,7 @@ def rebased(reference: Run, target: Run) -> tuple[Run, tuple[str, ...]]:
                     across.keys() - {step + shift for step in common},
                     common[0] + shift,
                 )
-                and not _same_rows(reference, root, target, target_root)
+                and not _same_rows(reference, root, target, target_root, coarse)
             ):
                 shifts[target_root] = shift
                 break
@@ -63,18 +67,19 @@ def rebased(reference: Run, target: Run) -> tuple[Run, tuple[str, ...]]:
     return Derived(target, (), (), calls), tuple(words)
 
 
-def _same_rows(reference: Run, root: str, target: Run, target_root: str) -> bool:
+def _same_rows(reference: Run, root: str, target: Run, target_root: str, coarse: str) -> bool:
     """Whether some step has the same batch in both runs, in any order of rows."""
     calls, calls_across = _calls_by_step(reference, root), _calls_by_step(target, target_root)
     return any(
-        _batches(reference, calls[step]) & _batches(target, calls_across[step])
+        _batches(reference, calls[step], coarse) & _batches(target, calls_across[step], coarse)
         for step in calls.keys() & calls_across.keys()
     )
 
 
-def _batches(run: Run, calls: Iterable[Call]) -> set[Hashable]:
+def _batches(run: Run, calls: Iterable[Call], coarse: str) -> set[Hashable]:
     """A key, (shape, sorted rows as bytes), of each input of these calls with different rows."""
-    rows = ((a.shape, sorted(row.tobytes() for row in a)) for a in _given(run, calls))
+    arrays = (coarsened(array, coarse) for array in _given(run, calls))
+    rows = ((a.shape, sorted(row.tobytes() for row in a)) for a in arrays)
     return {(shape, *ordered) for shape, ordered in rows if len(set(ordered)) > 1}
 
 
@@ -123,8 +128,10 @@ def _shifts(
     return (shift for shift, _ in counts.most_common())
 
 
-def _root_inputs(run: Run) -> Mapping[str, Mapping[int, set[Hashable]]]:
-    """The contents of root inputs by root and step, without those that occur at several steps."""
+def _root_inputs(run: Run, coarse: str) -> Mapping[str, Mapping[int, set[Hashable]]]:
+    """The contents of root inputs by root and step, without those that occur at several steps;
+    floating ones as rounded to the dtype `coarse`, "" for no rounding.
+    """
     steps_with: dict[str, dict[Hashable, set[int]]] = defaultdict(lambda: defaultdict(set))
     out: dict[str, dict[int, set[Hashable]]] = defaultdict(lambda: defaultdict(set))
     for call in run.calls:
@@ -133,7 +140,7 @@ def _root_inputs(run: Run) -> Mapping[str, Mapping[int, set[Hashable]]]:
             for ref in call.slots("input"):
                 record = run.records[ref.record]
                 if record.hash and record.count:
-                    content = record.hash, record.dtype, record.shape
+                    content = _content(run, ref.record, coarse)
                     steps_with[call.root][content].add(call.step)
                     out[call.root][call.step].add(content)
     return {
@@ -143,6 +150,14 @@ def _root_inputs(run: Run) -> Mapping[str, Mapping[int, set[Hashable]]]:
         }
         for root, steps in out.items()
     }
+
+
+def _content(run: Run, number: int, coarse: str) -> Hashable:
+    record = run.records[number]
+    if coarse and is_floating(record.dtype):
+        with contextlib.suppress(ElementsMissing):
+            return hash(coarsened(run.array(number), coarse).tobytes()), record.shape
+    return record.hash, record.dtype, record.shape
 
 
 def _agreeing(

@@ -11,8 +11,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from whence.comparison.paired_runs import PairedRuns
-from whence.dtypes import Array
+from whence.dtypes import Array, unit_roundoff
 from whence.errors import ElementsMissing
+from whence.judge.limits import LIMITS
 from whence.records import Call, Operation, Run
 from whence.records.slots import (
     GRAD_SCALE,
@@ -61,7 +62,9 @@ def undone(verdicts: Verdicts, paired: PairedRuns) -> Verdicts:
     otherwise = {
         _micro_batch(call)
         for call, factor in ((paired.calls[key[0]], factor) for key, factor in factors.items())
-        if factor is None and call.op == LOSS and _step(call) not in skipped
+        if call.op == LOSS
+        and _step(call) not in skipped
+        and (factor is None or is_value_alone(paired, call))
     }
     for key, factor in factors.items():
         call, verdict = paired.calls[key[0]], verdicts[key]
@@ -185,6 +188,46 @@ def _of_loss(paired: PairedRuns, key: tuple[int, int], verdict: Verdict) -> Iter
         is_of_loss = paired.calls[child].op == LOSS
         if is_of_loss and slot and paired.reference.records[slot.reference_record].count == 1:
             yield slot
+
+
+def is_value_alone(paired: PairedRuns, call: Call) -> bool:
+    """Whether this is a loss with another value and a gradient of the same size, in any order of
+    rows: a constant was added. False where norms are not known.
+    """
+    value = paired.slots[paired.pair_of[call.id]].get("output.0")
+    if value is None or (call.op, call.phase) != (LOSS, "forward"):
+        return False
+    place = LOSS, BACKWARD, *_micro_batch(call)
+    backward = [
+        slot
+        for other in paired.calls
+        if (other.op, other.phase, *_micro_batch(other)) == place and other.id in paired.pair_of
+        for slot in paired.slots[paired.pair_of[other.id]].values()
+    ]
+    made, seeds = (
+        _ratio(paired, [slot for slot in backward if slot.reference_slot.startswith(kind)])
+        for kind in ("output.grad.input.", "input.grad.output.")
+    )
+    limit = LIMITS.within(unit_roundoff(paired.target.records[value.target_record].dtype))
+    return abs(made / seeds - 1) <= limit < abs(_ratio(paired, [value]) - 1)
+
+
+def _ratio(paired: PairedRuns, slots: Iterable[SlotPair]) -> float:
+    """The norm of the target's tensors together over that of the reference's; NaN where a norm is
+    not known, or nothing is there.
+    """
+    sizes = [
+        [(s.norm if s is not None else None) or math.nan for s in statistics]
+        for slot in slots
+        for statistics in [
+            (
+                paired.reference.records[slot.reference_record].statistics,
+                paired.target.records[slot.target_record].statistics,
+            )
+        ]
+    ]
+    own, other = (math.hypot(*side) for side in zip(*sizes, strict=True)) if sizes else (0.0, 0.0)
+    return other / own if own else math.nan
 
 
 def _factor(paired: PairedRuns, slots: Sequence[SlotPair]) -> float | None:

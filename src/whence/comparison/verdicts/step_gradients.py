@@ -13,6 +13,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+from whence.comparison.verdicts.loss_scale import is_value_alone
 from whence.comparison.verdicts.pair_errors import PairErrors
 from whence.judge.limits import LIMITS
 from whence.records import Call, Region
@@ -247,14 +248,18 @@ class StepGradients:
         )
 
     def resolve(self, verdict: Verdict) -> bool:
-        """Whether the difference behind a verdict is large enough to show in the step's gradients.
-        In 16 bits, one wrong element is smaller than rounding and would not show.
+        """Whether the difference behind a verdict would show in the step's gradients. In 16 bits,
+        one wrong element is smaller than rounding; a constant added to a loss has no gradient.
         """
         pair = self._paired.slot(verdict.pair, verdict.slot) if verdict.slot else None
         if pair is None or verdict.verdict not in GUILTY:
             return True
-        error = self._errors.of(pair)
-        return error.value is None or error.value >= _CLEARLY * LIMITS.within(error.u)
+        call, error = self._paired.pair(verdict.pair).call, self._errors.of(pair)
+        # Given other rows, a call may leave what the reference does, and not what its replay does.
+        figure = self._figures.get(call.id, {}).get(verdict.slot)
+        size = max(error.value or 0.0, figure.error_rel if figure is not None else 0.0)
+        is_shown = error.value is None or size >= _CLEARLY * LIMITS.within(error.u)
+        return is_shown and not is_value_alone(self._paired, call)
 
     def _norm(self, pair: SlotPair) -> float:
         statistics = self._paired.reference.records[pair.reference_record].statistics
