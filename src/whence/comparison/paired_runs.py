@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 import msgspec
@@ -91,6 +91,11 @@ class PairedRuns:
         """The calls of one pair of the plan."""
         pair = self.plan.pairs[index]
         return PairedCall(index, self.calls[pair.reference], self.target.calls[pair.target])
+
+    def slots_of(self, call: int) -> Mapping[str, SlotPair]:
+        """The pairs of tensors of a call of the reference, by its slots; none without a partner."""
+        index = self.pair_of.get(call)
+        return self.slots[index] if index is not None else {}
 
     def records(self, slot: SlotPair) -> tuple[Record, Record]:
         """What both runs say of a pair of tensors."""

@@ -302,10 +302,7 @@ def _occurrence(
     """(the execution, whether it differs); the former is None if the call has no partner or no
     measured output.
     """
-    index = paired.pair_of.get(call.id)
-    if index is None:
-        return None, False
-    slots = [s for s in paired.slots[index].values() if is_written(s.reference_slot)]
+    slots = [s for s in paired.slots_of(call.id).values() if is_written(s.reference_slot)]
     measured = [
         m
         for s in slots

@@ -143,7 +143,7 @@ class CallCoverage:
 
     def _outputs_known(self, call: Call) -> bool:
         """Whether every output of a paired call that matters was measured."""
-        slots = self.paired.slots[self.paired.pair_of[call.id]]
+        slots = self.paired.slots_of(call.id)
         # A tensor that a call changes in place and returns has two slots; a partner of one counts.
         covered = self._covered | {s.reference_record for s in slots.values()}
         refs = [
@@ -185,7 +185,7 @@ class CallCoverage:
         """
         if slot not in self._replays.figures.get(call.id, {}) or call.parent < 0:
             return False
-        slots = self.paired.slots[self.paired.pair_of[call.id]].values()
+        slots = self.paired.slots_of(call.id).values()
         unknown = [
             s.reference_slot
             for s in slots

@@ -54,7 +54,7 @@ def changed_parameters(paired: PairedRuns, call: Call) -> list[Changed]:
     """
     return [
         Changed(call.id, slot, pair, _exact(*both))
-        for slot, pair in paired.slots[paired.pair_of[call.id]].items()
+        for slot, pair in paired.slots_of(call.id).items()
         if is_param(slot) and not paired.is_equal(pair)
         if (both := paired.arrays_of_one_shape(pair)) is not None
     ]
@@ -67,7 +67,7 @@ def uneven_parameters(
     differing parameters of all calls.
     """
     own = {one.slot: one for one in changed if one.call == call.id}
-    for slot, pair in paired.slots[paired.pair_of[call.id]].items():
+    for slot, pair in paired.slots_of(call.id).items():
         if not is_param(slot) or slot in own or (both := paired.arrays(pair)) is None:
             continue
         for one in own.values():

@@ -246,8 +246,7 @@ class DataFlow:
         """Whether the target's call reads a tensor in this slot that agrees with the reference and
         derives from the suspect (`derived`).
         """
-        index = self._paired.pair_of.get(number)
-        read = self._paired.slots[index].get(slot) if index is not None else None
+        read = self._paired.slots_of(number).get(slot)
         return read is not None and self._agrees(read, e_in) and read.target_record in derived
 
     def _onward(self, call: Call, e_in: float) -> set[int] | None:

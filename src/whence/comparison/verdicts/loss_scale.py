@@ -14,7 +14,7 @@ from whence.comparison.paired_runs import PairedRuns
 from whence.dtypes import Array, unit_roundoff
 from whence.errors import ElementsMissing
 from whence.judge.limits import LIMITS
-from whence.records import Call, Operation, Run
+from whence.records import Call, Operation, Record, Run
 from whence.records.slots import (
     GRAD_SCALE,
     INVERSE_SCALE,
@@ -35,8 +35,6 @@ _UNDONE = "undone_scale"
 _FACTOR = 0.01
 """What 16 bits leave where tensors differ by a factor alone, over their 2-norm."""
 _SHOWN = 8  # steps that are listed
-_ALIKE = 5e-4
-"""Largest deviation of scale, and largest residual, of gradients that count as equal."""
 
 
 def undone(verdicts: Verdicts, paired: PairedRuns) -> Verdicts:
@@ -52,9 +50,8 @@ def undone(verdicts: Verdicts, paired: PairedRuns) -> Verdicts:
     differing = {
         key: slots for key, v in suspects.items() if (slots := list(_of_loss(paired, key, v)))
     }
-    taken = [key for key in suspects if paired.calls[key[0]].op == GRADIENTS]
     skipped = {*skipped_steps(paired.reference), *skipped_steps(paired.target)}
-    if not differing and not taken and not skipped:
+    if not differing and not skipped:
         return verdicts
     out, steps = dict(verdicts), dict(gradients_of_steps(paired))
     factors = {key: _factor(paired, slots) for key, slots in differing.items()}
@@ -82,12 +79,6 @@ def undone(verdicts: Verdicts, paired: PairedRuns) -> Verdicts:
     for key, verdict in out.items():
         if words := _of_skipped(paired, paired.calls[key[0]], verdict, skipped):
             out[key] = verdict.withdrawn(VerdictKind.UNDETERMINED, f"{words}; {verdict.sentence}")
-    for key in taken:
-        call, verdict = paired.calls[key[0]], verdicts[key]
-        step = steps.get(_step(call))
-        if step is not None and step.is_moved and _are_taken_alike(paired, verdict.pair):
-            words = "gradients are scaled here, and a loss in the other run: they leave alike"
-            out[key] = verdict.withdrawn(VerdictKind.NOISE, f"{words}; {verdict.sentence}")
     return out
 
 
@@ -126,20 +117,6 @@ def _of_skipped(
     if before and call.phase == OPTIMIZER and not is_known:
         return "a loss scaler left an earlier step out of one run, so that its optimiser is behind"
     return ""
-
-
-def _are_taken_alike(paired: PairedRuns, index: int) -> bool:
-    """Whether the optimiser takes equal gradients in both runs, each within `_ALIKE`."""
-    slots = [s for name, s in paired.slots[index].items() if is_output(name)]
-    pairs = [paired.arrays(s) for s in slots]
-    lone = [*paired.plan.pairs[index].only_reference, *paired.plan.pairs[index].only_target]
-    return not any(map(is_output, lone)) and all(
-        pair is not None
-        and (known := fit([pair], [(1.0, 1.0)])) is not None
-        and abs(known.scale - 1) <= _ALIKE
-        and known.residual <= _ALIKE
-        for pair in pairs
-    )
 
 
 def notes(verdicts: Iterable[Verdict], paired: PairedRuns) -> Iterator[str]:
@@ -182,52 +159,35 @@ def _of_loss(paired: PairedRuns, key: tuple[int, int], verdict: Verdict) -> Iter
         yield from (s for n, s in paired.slots[verdict.pair].items() if is_output(n))
     elif is_of_child(verdict.slot) and 0 <= stretch < len(paired.kids.get(call, ())):
         child = paired.kids[call][stretch]
-        index = paired.pair_of.get(child)
-        slots = paired.slots[index] if index is not None else {}
-        slot = slots.get(split_child(verdict.slot)[1])
+        slot = paired.slots_of(child).get(split_child(verdict.slot)[1])
         is_of_loss = paired.calls[child].op == LOSS
         if is_of_loss and slot and paired.reference.records[slot.reference_record].count == 1:
             yield slot
 
 
 def is_value_alone(paired: PairedRuns, call: Call) -> bool:
-    """Whether this is a loss with another value and a gradient of the same size, in any order of
+    """Whether this is a loss with another value and gradients of the same size, in any order of
     rows: a constant was added. False where norms are not known.
     """
-    value = paired.slots[paired.pair_of[call.id]].get("output.0")
+    value = paired.slots_of(call.id).get("output.0")
     if value is None or (call.op, call.phase) != (LOSS, "forward"):
         return False
-    place = LOSS, BACKWARD, *_micro_batch(call)
-    backward = [
-        slot
+    ratios = {
+        slot.reference_slot: _ratio(*paired.records(slot))
         for other in paired.calls
-        if (other.op, other.phase, *_micro_batch(other)) == place and other.id in paired.pair_of
-        for slot in paired.slots[paired.pair_of[other.id]].values()
-    ]
-    made, seeds = (
-        _ratio(paired, [slot for slot in backward if slot.reference_slot.startswith(kind)])
-        for kind in ("output.grad.input.", "input.grad.output.")
-    )
-    limit = LIMITS.within(unit_roundoff(paired.target.records[value.target_record].dtype))
-    return abs(made / seeds - 1) <= limit < abs(_ratio(paired, [value]) - 1)
+        if (other.op, _micro_batch(other)) == (LOSS, _micro_batch(call))
+        for slot in paired.slots_of(other.id).values()
+    }
+    seed = ratios.get("input.grad.output.0", 1.0)
+    own = [abs(r / seed - 1) for name, r in ratios.items() if name.startswith("output.grad.input.")]
+    limit = LIMITS.within(unit_roundoff(paired.records(value)[1].dtype))
+    return max(own, default=math.inf) <= limit < abs(ratios["output.0"] - 1)
 
 
-def _ratio(paired: PairedRuns, slots: Iterable[SlotPair]) -> float:
-    """The norm of the target's tensors together over that of the reference's; NaN where a norm is
-    not known, or nothing is there.
-    """
-    sizes = [
-        [(s.norm if s is not None else None) or math.nan for s in statistics]
-        for slot in slots
-        for statistics in [
-            (
-                paired.reference.records[slot.reference_record].statistics,
-                paired.target.records[slot.target_record].statistics,
-            )
-        ]
-    ]
-    own, other = (math.hypot(*side) for side in zip(*sizes, strict=True)) if sizes else (0.0, 0.0)
-    return other / own if own else math.nan
+def _ratio(*records: Record) -> float:
+    """The norm of the second tensor over that of the first; NaN where one is not known."""
+    norms = [s.norm for r in records if (s := r.statistics) is not None and s.norm]
+    return norms[1] / norms[0] if len(norms) > 1 else math.nan
 
 
 def _factor(paired: PairedRuns, slots: Sequence[SlotPair]) -> float | None:
@@ -286,13 +246,11 @@ class Fit(NamedTuple):
 
 class StepGradients(NamedTuple):
     """How the gradients of one step compare. whole: the fit of all gradients together; each: the
-    fit of every gradient. is_moved: whether the runs multiply them by different numbers before the
-    optimiser takes them.
+    fit of every gradient.
     """
 
     whole: Fit
     each: tuple[Fit, ...]
-    is_moved: bool
 
     def agree(self, factor: float) -> bool:
         """Whether a loss scale that is off by this factor reaches none of the gradients. Then all
@@ -337,7 +295,6 @@ def gradients_of_steps(
                 StepGradients(
                     whole,
                     tuple(known for known in each if known is not None),
-                    any(a != b for a, b in numbers),
                 ),
             )
 

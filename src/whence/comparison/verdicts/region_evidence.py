@@ -202,10 +202,9 @@ class LeafEvidenceCollector:
         """
         errors: dict[bool, list[float]] = {False: [], True: []}
         for other in self._calls_by_place[call.scope, call.rank, call.phase]:
-            index = self.paired.pair_of.get(other)
-            if other == call.id or index is None:
+            if other == call.id:
                 continue
-            slots = self.paired.slots[index].values()
+            slots = self.paired.slots_of(other).values()
             values = [self.errors.of(s).value for s in slots if is_written(s.reference_slot)]
             known = [value for value in values if value is not None]
             if known:
@@ -371,8 +370,7 @@ class SegmentEvidenceCollector:
         """(name, pair) of each tensor that the next child reads, or that the container returns."""
         children = self.paired.kids.get(region.call, [])
         if region.stretch < len(children):
-            child = self.paired.pair_of.get(children[region.stretch])
-            for slot in self.paired.slots[child].values() if child is not None else ():
+            for slot in self.paired.slots_of(children[region.stretch]).values():
                 if is_input(slot.reference_slot) and not is_own_input(slot.reference_slot):
                     yield f"{region.stretch}:{slot.reference_slot}", slot
             return
@@ -450,8 +448,7 @@ class SegmentEvidenceCollector:
 
     def _shows_something(self, call: int) -> bool:
         """Whether an output of this call, or of a call inside it, was measured."""
-        index = self.paired.pair_of.get(call)
-        slots = self.paired.slots[index].values() if index is not None else ()
+        slots = self.paired.slots_of(call).values()
         outputs = (s for s in slots if is_written(s.reference_slot))
         if any(self.errors.of(s).value is not None for s in outputs):
             return True

@@ -81,13 +81,9 @@ class StepGradients:
         """Whether one run splits a batch into micro-batches that the other processes as a whole.
         Then only the step, which sums over the parts, can be compared.
         """
-        top = self._paired.calls[self._top(call)]
-        if top.id not in self._paired.pair_of:
-            return False
-        pairs = self._paired.slots[self._paired.pair_of[top.id]].values()
         return any(
             self._paired.measured[pair.reference_record, pair.target_record].tier == "none"
-            for pair in pairs
+            for pair in self._paired.slots_of(self._top(call)).values()
             if is_input(pair.reference_slot)
         )
 
@@ -118,8 +114,7 @@ class StepGradients:
             not self._paired.is_equal(pair)
             for call in self._paired.calls
             if (call.op, call.phase, call.step, call.rank) == of_step
-            and call.id in self._paired.pair_of
-            for pair in self._paired.slots[self._paired.pair_of[call.id]].values()
+            for pair in self._paired.slots_of(call.id).values()
             if pair.reference_slot.startswith(_MADE)
         )
 
@@ -173,9 +168,7 @@ class StepGradients:
             if call.phase != "backward":
                 continue
             records = call.by_slot
-            index = self._paired.pair_of.get(call.id)
-            slots = self._paired.slots[index] if index is not None else {}
-            for slot, pair in slots.items():
+            for slot, pair in self._paired.slots_of(call.id).items():
                 at = records.get(slot.removeprefix(_MADE), -1) if slot.startswith(_OF_INPUT) else -1
                 error = self._errors.of(pair)
                 is_near = error.exact or (error.value or math.inf) <= LIMITS.within(error.u)
@@ -197,13 +190,13 @@ class StepGradients:
         pairs: dict[str, list[SlotPair | None]] = {}
         for call in self._calls_of_steps[OPTIMIZER, *step]:
             figures = self._figures.get(call.id, {}).values()
-            index = self._paired.pair_of.get(call.id)
+            slots = self._paired.slots_of(call.id)
             is_alike = (
                 call.op == GRADIENTS
-                and index is not None  # of one run alone, it is right if what it leaves is
+                and call.id
+                in self._paired.pair_of  # of one run alone, it is right if what it leaves is
                 and all(figure.score <= 1 for figure in figures)
             )
-            slots = self._paired.slots[index] if index is not None else {}
             for ref in call.refs:
                 if ref.slot == _TAKEN:
                     pairs.setdefault(call.scope, []).append(slots.get(ref.slot))
@@ -224,8 +217,7 @@ class StepGradients:
 
     def _errors_in(self, calls: Iterable[Call], is_meant: Callable[[str], bool]) -> list[float]:
         """The relative errors of the paired calls' tensors in the slots that are meant."""
-        indices = (i for c in calls if (i := self._paired.pair_of.get(c.id)) is not None)
-        pairs = (pair for i in indices for pair in self._paired.slots[i].items())
+        pairs = (pair for call in calls for pair in self._paired.slots_of(call.id).items())
         return [self._errors.of(pair).value or 0.0 for slot, pair in pairs if is_meant(slot)]
 
     def _are_right_in_module(self, pairs: Sequence[SlotPair | None], came_in: float) -> bool:

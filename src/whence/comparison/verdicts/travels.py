@@ -464,11 +464,7 @@ class Neighbourhoods:
             if call.id != number and call.kind == "operator":
                 continue
             below += self._paired.kids.get(call.id, ())
-            slots = (
-                self._paired.slots[self._paired.pair_of[call.id]]
-                if (call.id in self._paired.pair_of)
-                else {}
-            )
+            slots = self._paired.slots_of(call.id)
             if slots and self._written(call) != self._written(self._partner(call)):
                 return {}
             refs = (
@@ -589,9 +585,7 @@ class Neighbourhoods:
         """The parameters of a call inside a stretch, as a correct target would hold them."""
         assert self._sides is not None
         parameters = self._sides.parameters
-        slots = {}
-        if call.id in self._paired.pair_of:
-            slots = self._paired.slots[self._paired.pair_of[call.id]]
+        slots = self._paired.slots_of(call.id)
         records = self._sides.reference.records(call, loaded.program.params)
         is_initial = self._parameters.given(call, slots)
 
@@ -746,8 +740,7 @@ class Neighbourhoods:
         pairs = (
             pair
             for number in numbers
-            if number in self._paired.pair_of
-            for pair in self._paired.slots[self._paired.pair_of[number]].values()
+            for pair in self._paired.slots_of(number).values()
             if not is_param(pair.reference_slot)
         )
         outputs = {p.reference_record: p for p in pairs if p.reference_record in region.outputs}

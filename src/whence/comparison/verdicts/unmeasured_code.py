@@ -30,8 +30,7 @@ def unless_far(errors: PairErrors, around: Sequence[Stretch], verdict: Verdict) 
     given = [
         pair
         for number in inside
-        if number in paired.pair_of
-        for slot, pair in paired.slots[paired.pair_of[number]].items()
+        for slot, pair in paired.slots_of(number).items()
         if is_param(slot) or (number == call.id and is_input(slot))
     ]
     came_in, _ = _largest(errors, given)

@@ -111,11 +111,7 @@ class UnseenInputs:
         )
 
     def _made(self, call: int) -> list[SlotPair]:
-        slots = (
-            self._paired.slots[self._paired.pair_of[call]].values()
-            if call in self._paired.pair_of
-            else ()
-        )
+        slots = self._paired.slots_of(call).values()
         return [slot for slot in slots if is_written(slot.reference_slot)]
 
 

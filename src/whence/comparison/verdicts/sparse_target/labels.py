@@ -70,7 +70,7 @@ class _CallsAround:
         key = _step_of(label)
         calls, errors = self._calls[key], list(self._worst[key])
         while self._passed[key] < len(calls) and calls[self._passed[key]].order < label.order:
-            slots = self._paired.slots[self._paired.pair_of[calls[self._passed[key]].id]].values()
+            slots = self._paired.slots_of(calls[self._passed[key]].id).values()
             errors += map(self.size_only, (s for s in slots if is_written(s.reference_slot)))
             self._passed[key] += 1
         self._worst[key] = _worst(errors)
