@@ -355,3 +355,17 @@ def test_steps_that_count_from_another_number(first):
         if s.reference_slot.startswith("input")
     }
     assert inputs == {(t, True) for t in range(3)}
+
+
+@pytest.mark.parametrize("seen", [100, 7], ids=["rounded", "another"])
+def test_a_warm_up_call_is_told_by_what_comes_in_once_rounded(seen):
+    """A target in half precision is given the reference's numbers, rounded."""
+
+    def run(*calls, dtype=np.float32):
+        arrays = [[numbers(n).astype(dtype) for n in (k, k + 1)] for k in calls]
+        made = (("mm", [a], [b], {"step": t}) for t, (a, b) in enumerate(arrays))
+        return with_figures(ForeignRun(run_of(*made), "test"))
+
+    found = align(run(100), run(50, seen, dtype=np.float16))
+    is_moved = any("of the target are moved by -1" in note for note in found.plan.notes)
+    assert is_moved == (seen == 100)
