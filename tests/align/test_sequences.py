@@ -9,10 +9,11 @@ from handmade import Builder, record
 from whence import dtypes
 from whence.align.batches import align
 from whence.align.batches.align import Axes, SeenTokens, _between, axes
-from whence.align.batches.batch import batches_of, coarser_input
+from whence.align.batches.batch import batches_of
 from whence.align.batches.padding import _parts
 from whence.align.batches.prompts import Prompt, together
 from whence.align.batches.sequences import Piece, matched, same_batches, sequences_of
+from whence.align.call_sites import coarser_input
 from whence.records import MemoryRun
 from whence.results import Parted, SlotPair
 

@@ -7,6 +7,8 @@ from collections import defaultdict
 from collections.abc import Hashable, Iterable, Sequence
 from typing import NamedTuple
 
+from whence import dtypes
+from whence.dtypes import Array
 from whence.records import Call, Run, in_order
 from whence.records.marks import Mark, has_mark
 
@@ -197,3 +199,21 @@ class Sites:
             out.append(current)
             todo += self.kids.get(current, ())
         return out
+
+
+def coarser_input(sides: Sequence[tuple[Run, Sequence[Call]]]) -> str:
+    """The coarsest floating dtype that only one side's inputs have; "" if both sides have the same
+    dtypes.
+    """
+    names_by_side = [
+        {run.records[r.record].dtype for call in calls for r in call.slots("input")}
+        for run, calls in sides
+    ]
+    names = filter(dtypes.is_floating, set.symmetric_difference(*names_by_side))
+    return max(names, key=dtypes.unit_roundoff, default="")
+
+
+def coarsened(array: Array, coarse: str) -> Array:
+    """Floating elements rounded to this dtype; the array as it is for "" and for other elements."""
+    is_rounded = coarse and dtypes.of(array).is_floating
+    return array.astype(dtypes.named(coarse).numpy) if is_rounded else array

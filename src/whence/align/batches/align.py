@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from msgspec.structs import replace
 
-from whence.align.batches.batch import Batch, batches_of, coarser_input, is_position
+from whence.align.batches.batch import Batch, batches_of, is_position
 from whence.align.batches.positions import WITH_PLAIN
 from whence.align.batches.sequences import (
     Match,
@@ -22,7 +22,7 @@ from whence.align.batches.sequences import (
     same_batches,
     sequences_of,
 )
-from whence.align.call_sites import match_roots, selected
+from whence.align.call_sites import coarser_input, match_roots, selected
 from whence.align.derived_run import DerivedTensors
 from whence.align.dims import Cat, Cut, Name, Node, Pad, Star, Take, Unfit
 from whence.align.dims import names as names_in

@@ -9,8 +9,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from whence import dtypes
 from whence.align.batches.positions import Place, places_of, rows_of
+from whence.align.call_sites import coarsened
 from whence.dtypes import Array
 from whence.errors import ElementsMissing
 from whence.records import Call, Ref, Run
@@ -81,24 +81,6 @@ def is_position_or_mask(slot: str) -> bool:
 def is_position(slot: str) -> bool:
     """Whether an input is named like positions."""
     return input_name(slot) in _POSITIONS
-
-
-def coarser_input(sides: Sequence[tuple[Run, Sequence[Call]]]) -> str:
-    """The coarsest floating dtype that only one side's inputs have; "" if both sides have the same
-    dtypes.
-    """
-    names_by_side = [
-        {run.records[r.record].dtype for call in calls for r in call.slots("input")}
-        for run, calls in sides
-    ]
-    names = filter(dtypes.is_floating, set.symmetric_difference(*names_by_side))
-    return max(names, key=dtypes.unit_roundoff, default="")
-
-
-def coarsened(array: Array, coarse: str) -> Array:
-    """Floating elements rounded to this dtype; the array as it is for "" and for other elements."""
-    is_rounded = coarse and dtypes.of(array).is_floating
-    return array.astype(dtypes.named(coarse).numpy) if is_rounded else array
 
 
 def batches_of(run: Run, roots: Sequence[Call], coarse: str = "") -> list[Batch] | None:

@@ -11,8 +11,7 @@ from collections.abc import Hashable, Iterable, Iterator, Mapping
 import numpy as np
 from msgspec.structs import replace
 
-from whence.align.batches.batch import coarsened, coarser_input
-from whence.align.call_sites import match_roots
+from whence.align.call_sites import coarsened, coarser_input, match_roots
 from whence.align.derived_run import Derived
 from whence.dtypes import Array, is_floating, is_whole
 from whence.errors import ElementsMissing
