@@ -59,20 +59,43 @@ def test_a_norm_written_out_in_16_bits_differs_in_precision(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("reference", "target", "dtype"),
+    ("reference", "target", "dtype", "words"),
     [
-        ("fused", "another_epsilon", torch.bfloat16),
-        ("fused", "narrow_inside", torch.float32),
-        ("written_out", "narrow_inside", torch.float32),
+        ("fused", "another_epsilon", torch.bfloat16, ""),
+        ("fused", "narrow_inside", torch.float32, "the target casts to bfloat16 inside, the"),
+        ("written_out", "narrow_inside", torch.float32, "the target casts to bfloat16 inside, the"),
     ],
 )
-def test_another_function_and_a_cast_down_are_faults(reference, target, dtype, tmp_path):
+def test_another_function_and_a_cast_down_are_faults(reference, target, dtype, words, tmp_path):
     result = compared(tmp_path, reference, target, dtype)
     assert result.status == "different"
     assert result.findings[0].cause == "semantic"
+    assert words in result.findings[0].sentence
 
 
 def test_casts_that_only_one_side_makes_acquit_nothing(tmp_path):
     """The reference widens what the target computes in 16 bits."""
     result = compared(tmp_path, "wide", "written_out", torch.bfloat16)
-    assert not any("one function" in v.sentence for v in result.verdicts)
+    assert not any("neither casts" in v.sentence for v in result.verdicts)
+
+
+def test_a_cast_that_the_target_leaves_out_is_named(tmp_path):
+    class Net(torch.nn.Module):
+        """A norm over the squares alone; rows of one size make its rounding theirs."""
+
+        def __init__(self, widen):
+            super().__init__()
+            self.weight, self.widen = torch.nn.Parameter(torch.full((WIDTH,), 1.25)), widen
+
+        def forward(self, x):
+            wide = x.float() if self.widen else x
+            size = wide.pow(2).cumsum(-1)[..., -1:] / WIDTH
+            return (wide / size.sqrt()).to(x.dtype) * self.weight
+
+    x = torch.randn(64, WIDTH, generator=torch.Generator().manual_seed(1)) + 1
+    for name, widen, dtype in (("r", True, torch.float32), ("t", False, torch.bfloat16)):
+        model = Net(widen).to(dtype)
+        with whence.capture(model, tmp_path / name), torch.no_grad():
+            model(x.to(dtype))
+    sentence = whence.compare(tmp_path / "r", tmp_path / "t").findings[0].sentence
+    assert "the reference casts to float32 inside, the target does not" in sentence

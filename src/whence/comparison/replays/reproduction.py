@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
@@ -27,7 +28,17 @@ from whence.results import SlotPair
 _ONE_FUNCTION = 1e-9  # relative, of two ways to write one formula in float64
 
 
-def precision_asked_for(
+class Reproduction(NamedTuple):
+    """Whether a finding fails again in a script of its own. withdrawn: why it does not, "" if it
+    does or that is not known. cast: where both programs are one function in float64, the cast that
+    one of them alone makes, as words.
+    """
+
+    withdrawn: str = ""
+    cast: str = ""
+
+
+def reproduction(
     sides: BothSides,
     call: Call,
     partner: Call,
@@ -35,15 +46,15 @@ def precision_asked_for(
     flagged: Sequence[str],
     *,
     is_own: bool,
-) -> str:
-    """Why the flagged outputs of a call, whose error exceeds the rounding of the reference's
-    operators, cannot be reproduced as a fault; "" if they can, or if that is not known. is_own:
-    whether the target's own program gives its recorded outputs.
+) -> Reproduction:
+    """Whether the error of a call's flagged outputs, which exceeds the rounding of the reference's
+    operators, can be reproduced as a fault. is_own: whether the target's own program gives its
+    recorded outputs.
     """
     program = sides.reference.run.programs.get(call.program)
     of_file = sides.target.dtype_of_file
     if program is None or sides.reference.borrows(call) or not (partner.program or of_file):
-        return ""
+        return Reproduction()
     pairs = {
         slot: pair
         for slot in (*program.inputs, *program.params, *flagged)
@@ -56,13 +67,14 @@ def precision_asked_for(
     ]
     coarser = _first_coarser(both) or of_file
     if any(slot not in pairs for slot in flagged):
-        return ""
+        return Reproduction()
     # A target with wider inputs that casts them down computes on the reference's precision.
     known = _first_coarser([(b, a) for a, b in both])
     own_program = sides.unmasked.run.programs.get(partner.program)
-    same_casts = is_own and _casts(program, known) == _casts(own_program, known)
-    if not coarser and not same_casts:
-        return ""
+    casts, own_casts = _casts(program, known), _casts(own_program, known)
+    same_casts = is_own and casts == own_casts
+    if not coarser and not is_own:
+        return Reproduction()
     try:
         with Threads(1):
             # A model stored in 16 bits is judged in that dtype, as its constants are rounded too.
@@ -73,20 +85,39 @@ def precision_asked_for(
             if is_one and coarser:
                 score = min(score, _score(sides, call, pairs, flagged, coarser))
     except (ReplayRefused, ElementsMissing, KeyError, ValueError):
-        return ""
+        return Reproduction()
     if score <= 1 and of_file and (is_one or not _are_set_otherwise(program, own_program)):
-        return f"no more than the reference's operators round in {of_file}, the dtype of the file"
+        return Reproduction(
+            f"no more than the reference's operators round in {of_file}, the dtype of the file"
+        )
     if score <= 1 and is_one:
-        return (
+        return Reproduction(
             "not reproduced: in float64 both programs are one function, and the reference's "
             f"operators round as much in {coarser}, the dtype of what the target is given"
         )
     if is_one and same_casts:
-        return (
+        return Reproduction(
             "in float64 both programs are one function, and neither casts what the other does not: "
             "its operators round more than the reference's"
         )
-    return ""
+    given = {record.dtype for pair in both for record in pair}
+    return Reproduction(cast=_one_sided(casts, own_casts, given) if is_one and is_own else "")
+
+
+def _one_sided(reference: Counter[str], target: Counter[str], given: set[str]) -> str:
+    """The cast that one of two programs alone makes, as words; "" where both cast otherwise.
+    given: the dtypes of the inputs, to which a cast goes back.
+    """
+    by_side = {"reference": reference - target, "target": target - reference}
+    (side, more), (absent, none) = sorted(by_side.items(), key=lambda item: not item[1])
+    names = sorted(more.keys() & dtypes.DTYPES.keys())
+    if not names or none:
+        return ""
+    inside = " and ".join([name for name in names if name not in given] or names)
+    return (
+        f"in float64 both programs are one function, and the {side} casts to {inside} inside, the "
+        f"{absent} does not"
+    )
 
 
 def _casts(program: Program | None, known: str) -> Counter[str]:

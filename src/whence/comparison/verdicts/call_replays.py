@@ -18,7 +18,7 @@ from whence.comparison.prepare.masks import Bits, visible
 from whence.comparison.replays.fault_cause import fault_cause
 from whence.comparison.replays.formulas import Formulas
 from whence.comparison.replays.replayer import Replayer, ReplayRequest
-from whence.comparison.replays.reproduction import precision_asked_for
+from whence.comparison.replays.reproduction import Reproduction, reproduction
 from whence.comparison.replays.sampling import Sampling
 from whence.comparison.replays.semantics import PLAIN, FaultCause, ReplayResult, Semantics
 from whence.comparison.verdicts.declared.candidates import CallReplay
@@ -244,24 +244,28 @@ class CallReplays:
             return verdict.withdrawn(VerdictKind.INHERITED, words)
         fault = self.cause(evidence.pair, flagged)
         is_own = fault.cause == CauseKind.SEMANTIC
-        why = ""
+        again = Reproduction()
         is_finite = all(np.isfinite(error.score) for _, error in figures)
         if fault.cause != CauseKind.KERNEL and is_finite:
-            why = self.not_reproduced(evidence.pair, flagged, is_own=is_own)
-        if why:
+            again = self.reproduction(evidence.pair, flagged, is_own=is_own)
+        if again.withdrawn:
             words = verdict.sentence.removeprefix("introduced here: ")
-            return verdict.withdrawn(VerdictKind.PRECISION, f"{words}; {why}")
+            return verdict.withdrawn(VerdictKind.PRECISION, f"{words}; {again.withdrawn}")
+        if again.cast:
+            fault = FaultCause(fault.cause, again.cast, source=fault.source, reason=again.cast)
         leaf = leaf.replace(cause=CauseKind(fault.cause), cause_words=fault.words)
         return judge.judge_leaf(leaf).replace(
             operator=fault.operator, source=fault.source, reason=fault.reason
         )
 
-    def not_reproduced(self, pair: PairedCall, flagged: Sequence[str], *, is_own: bool) -> str:
-        """Why a script that reproduces this finding would not fail, "" if it would fail."""
+    def reproduction(
+        self, pair: PairedCall, flagged: Sequence[str], *, is_own: bool
+    ) -> Reproduction:
+        """Whether a script that reproduces this finding would fail."""
         assert self.replayer is not None
         slot_of = functools.partial(self.paired.replayed, pair.index)
         sides, calls = self.replayer.sides, (pair.call, pair.partner)
-        return precision_asked_for(sides, *calls, slot_of, flagged, is_own=is_own)
+        return reproduction(sides, *calls, slot_of, flagged, is_own=is_own)
 
     def _differing_parameters_behind(self, pair: PairedCall, flagged: Sequence[str]) -> list[str]:
         """The slots of differing parameters, if the reference's program gives the target's flagged

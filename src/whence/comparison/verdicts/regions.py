@@ -317,7 +317,7 @@ def blame_those_that_stand_out(
         pair = replays.paired.pair(replays.paired.pair_of[call])
         fault = replays.cause(pair, [verdict.slot], own.score / judge.LIMITS.stands_out)
         is_semantic = fault.cause == CauseKind.SEMANTIC
-        if is_semantic and replays.not_reproduced(pair, [verdict.slot], is_own=True):
+        if is_semantic and replays.reproduction(pair, [verdict.slot], is_own=True).withdrawn:
             continue
         others = f"{len(quiet)} others of its form" if len(quiet) > 1 else "another of its form"
         words = f"; {fault.words}" if fault.words else ""
