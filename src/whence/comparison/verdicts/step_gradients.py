@@ -8,14 +8,20 @@ from __future__ import annotations
 
 import bisect
 import functools
+import itertools
 import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
 from whence.comparison.verdicts.loss_scale import is_value_alone
 from whence.comparison.verdicts.pair_errors import PairErrors
-from whence.judge.limits import LIMITS
+from whence.dtypes import unit_roundoff
+from whence.judge import PairError
+from whence.judge.limits import LIMITS, U32
+from whence.judge.replay_error import ratio
 from whence.records import Call, Region
 from whence.records.slots import is_input, is_output, is_param, is_written, split_slot
 from whence.records.training import GRADIENTS, LOSS, OPTIMIZER
@@ -25,6 +31,9 @@ _TAKEN, _HELD = "input.grad", "input.param"
 _MADE, _OF_INPUT = "output.grad.", "output.grad.input."
 _CANCELLED = 3e-2  # of its module's largest gradient: a smaller one may be left of larger terms
 _CLEARLY = 2.0  # times as far
+_SCALE = "scale_estimate"
+_COHERENT = 2.0  # unit roundoffs by which the size of all gradients together may differ
+_ONE_SCALE = 0.02  # by which scales of gradients differ that are told as one
 _MOST_CAME_IN = 1e-3  # of a gradient: what earlier steps left explains no more
 
 
@@ -35,7 +44,7 @@ class StepGradients:
 
     def __init__(self, errors: PairErrors, figures: Mapping[int, Mapping[str, Any]]) -> None:
         self._paired, self._errors, self._figures = errors.paired, errors, figures
-        self._right_steps: dict[tuple[int, str, int], bool] = {}
+        self._distances: dict[tuple[int, str, int], float] = {}
 
     def take_back(self, call: Call) -> bool:
         """Whether the gradients are right that each parameter's next step takes, and also those of
@@ -45,12 +54,69 @@ class StepGradients:
         if not self._may_a_step_tell(call):
             return False
         taken = self._taken_behind(call)
-        for step in taken - self._right_steps.keys():
-            self._right_steps[step] = self._are_right(step)
         return bool(taken) and (
-            all(map(self._right_steps.__getitem__, taken))
+            all(self._distance(step) <= 1 for step in taken)
             and self._top(call) not in self._wrong_passes
         )
+
+    def wrong_behind(self, loss: Call) -> str:
+        """Behind a loss of rows that the runs take in other parts: what is wrong with the gradients
+        that the step takes, as words; "" if they are right, or were not all compared.
+        """
+        if loss.op != LOSS or not self._are_inputs_unlike(loss.id) or self._are_rows_alone:
+            return ""
+        for step in sorted(self._taken_behind(loss)):
+            if _CLEARLY <= self._distance(step) < math.inf and self._is_forward_right(step):
+                pairs = list(itertools.chain(*self._gradients(step).values()))
+                return f"{self._difference(pairs)}: in the loss, its backward pass, or their sum"
+        return ""
+
+    def _is_forward_right(self, step: tuple[int, str, int]) -> bool:
+        """Whether the outputs of the models in a step differ by no more than rounding."""
+        calls = self._calls_of_steps["forward", *step]
+        errors = [
+            self._errors.of(pair)
+            for call in calls
+            for slot, pair in self._paired.slots_of(call.id).items()
+            if is_output(slot)
+        ]
+        room = LIMITS.root_output_room(self._coarsest)
+        return bool(errors) and all(
+            e.exact or (e.value is not None and e.value <= room) for e in errors
+        )
+
+    @functools.cached_property
+    def _are_rows_alone(self) -> bool:
+        """Whether a run has forward passes without a partner, on rows that the other does not."""
+        across = {pair.target for pair in self._paired.plan.pairs}
+        return any(
+            call.parent < 0 and call.phase == "forward" and not call.op and call.id not in paired
+            for run, paired in (
+                (self._paired.reference, self._paired.pair_of),
+                (self._paired.target, across),
+            )
+            for call in run.calls
+        )
+
+    def _difference(self, pairs: Sequence[SlotPair | None]) -> str:
+        """By how much gradients differ, in words."""
+        known = [pair for pair in pairs if pair is not None]
+        largest, measured = max(map(self._norm, known)), self._paired.measured
+        scales = [
+            scale
+            for pair in known
+            if self._norm(pair) > _CANCELLED * largest
+            and (scale := measured[pair.reference_record, pair.target_record].values.get(_SCALE))
+            is not None
+        ]
+        errors = [self._errors.of(pair) for pair in known]
+        far = sum((error.value or 0.0) > self._within(error) for error in errors)
+        if scales and max(scales) - min(scales) <= _ONE_SCALE * abs(max(scales)):
+            return (
+                f"the gradients that the optimiser takes are {np.median(scales):.3g} times the "
+                "reference's"
+            )
+        return f"{far} of {len(known)} gradients that the optimiser takes are not the reference's"
 
     def cover(self, call: Call) -> bool:
         """Whether a call that could not be measured is shown to be right: by the gradients that the
@@ -62,6 +128,25 @@ class StepGradients:
         return self.take_back(call) or (
             bool(left) and all(e.exact or (e.value or math.inf) <= LIMITS.within(e.u) for e in left)
         )
+
+    @functools.cached_property
+    def _coarsest(self) -> float:
+        """The largest unit roundoff in which a backward pass of either run computes: under
+        autocast, gradients that are kept in float32 have been through it.
+        """
+        names = {
+            run.records[ref.record].dtype
+            for run in (self._paired.reference, self._paired.target)
+            for call in run.calls
+            if call.phase == "backward"
+            for ref in call.refs
+            if is_written(ref.slot)
+        }
+        return max((unit_roundoff(name) or 0.0 for name in names), default=0.0)
+
+    def _within(self, error: PairError) -> float:
+        """The relative error that rounding may leave in a gradient."""
+        return LIMITS.within(max(error.u, self._coarsest))
 
     @functools.cached_property
     def _read(self) -> dict[int, SlotPair]:
@@ -81,9 +166,13 @@ class StepGradients:
         """Whether one run splits a batch into micro-batches that the other processes as a whole.
         Then only the step, which sums over the parts, can be compared.
         """
+        return self._are_inputs_unlike(self._top(call))
+
+    def _are_inputs_unlike(self, call: int) -> bool:
+        """Whether some input of a call could not be measured."""
         return any(
             self._paired.measured[pair.reference_record, pair.target_record].tier == "none"
-            for pair in self._paired.slots_of(self._top(call)).values()
+            for pair in self._paired.slots_of(call).values()
             if is_input(pair.reference_slot)
         )
 
@@ -171,7 +260,7 @@ class StepGradients:
             for slot, pair in self._paired.slots_of(call.id).items():
                 at = records.get(slot.removeprefix(_MADE), -1) if slot.startswith(_OF_INPUT) else -1
                 error = self._errors.of(pair)
-                is_near = error.exact or (error.value or math.inf) <= LIMITS.within(error.u)
+                is_near = error.exact or (error.value or math.inf) <= self._within(error)
                 if at in alone and not is_near:
                     wrong.add(self._top(call))
         return wrong
@@ -181,8 +270,28 @@ class StepGradients:
             call = self._paired.calls[call.parent]
         return call.id
 
-    def _are_right(self, step: tuple[int, str, int]) -> bool:
-        """Whether all gradients that a step takes differ by no more than rounding.
+    def _distance(self, step: tuple[int, str, int]) -> float:
+        """The largest error of the gradients that a step takes, as a multiple of what rounding may
+        leave; inf where one is not compared or there are none.
+
+        Together they may differ in size by less, as their rounding averages out.
+        """
+        if step not in self._distances:
+            by_module = self._gradients(step)
+            came_in = min(_MOST_CAME_IN, LIMITS.growth**2 * self._came_in(step))
+            multiples = [self._distance_in_module(p, came_in) for p in by_module.values()]
+            pairs = [pair for pairs in by_module.values() for pair in pairs if pair is not None]
+            sizes = [
+                math.hypot(*(self._norm(pair, in_target=side) for pair in pairs))
+                for side in (False, True)
+            ]
+            limit = max(LIMITS.within(U32), _COHERENT * self._coarsest, came_in)
+            multiples.append(ratio(abs(sizes[1] - sizes[0]), limit * sizes[0]))
+            self._distances[step] = max(multiples) if by_module else math.inf
+        return self._distances[step]
+
+    def _gradients(self, step: tuple[int, str, int]) -> dict[str, list[SlotPair | None]]:
+        """The pairs of gradients that a step takes, by module; None for one without a partner.
 
         Code that rescales gradients before the step in both runs, as clipping does, must not hide a
         wrong scale: its inputs count too, unless that code itself differs.
@@ -203,8 +312,7 @@ class StepGradients:
                 elif is_alike and is_input(ref.slot):
                     module = split_slot(ref.slot)[1].rpartition(".")[0]
                     pairs.setdefault(module, []).append(slots.get(ref.slot))
-        came_in = min(_MOST_CAME_IN, LIMITS.growth**2 * self._came_in(step))
-        return bool(pairs) and all(self._are_right_in_module(p, came_in) for p in pairs.values())
+        return pairs
 
     def _came_in(self, step: tuple[int, str, int]) -> float:
         """The relative error that earlier steps left in the parameters, at most the largest error
@@ -220,24 +328,24 @@ class StepGradients:
         pairs = (pair for call in calls for pair in self._paired.slots_of(call.id).items())
         return [self._errors.of(pair).value or 0.0 for slot, pair in pairs if is_meant(slot)]
 
-    def _are_right_in_module(self, pairs: Sequence[SlotPair | None], came_in: float) -> bool:
-        """Whether the gradients of a module's parameters differ by no more than rounding and the
-        relative error `came_in`.
+    def _distance_in_module(self, pairs: Sequence[SlotPair | None], came_in: float) -> float:
+        """The largest error of the gradients of a module's parameters, as a multiple of what
+        rounding and the relative error `came_in` may leave; inf where one is not compared.
         """
         known = [pair for pair in pairs if pair is not None]
-        errors, sizes = [self._errors.of(p) for p in known], [self._norm(p) for p in known]
-        largest = max(sizes, default=0.0)
-        limits = [max(LIMITS.within(error.u), came_in) for error in errors]
-        return len(known) == len(pairs) and all(
+        if len(known) < len(pairs):
+            return math.inf
+        largest, multiples = max(map(self._norm, known), default=0.0), [0.0]
+        for pair, error in zip(known, map(self._errors.of, known)):
+            if error.exact:
+                continue
+            size, limit = self._norm(pair), max(self._within(error), came_in)
             # a sum whose terms cancel rounds by the size of its terms, which its siblings show
-            error.exact
-            or (
-                (error.value or math.inf) * size <= limit * max(size, _CANCELLED * largest)
-                and error.lone * min(1.0, size / (_CANCELLED * largest or 1.0))
-                <= limit * LIMITS.lone
-            )
-            for error, size, limit in zip(errors, sizes, limits, strict=True)
-        )
+            terms = _CANCELLED * largest
+            off = math.inf if error.value is None else error.value * size
+            lone = error.lone * min(1.0, size / (terms or 1.0))
+            multiples += [ratio(off, limit * max(size, terms)), lone / (limit * LIMITS.lone)]
+        return max(multiples)
 
     def resolve(self, verdict: Verdict) -> bool:
         """Whether the difference behind a verdict would show in the step's gradients. In 16 bits,
@@ -250,9 +358,14 @@ class StepGradients:
         # Given other rows, a call may leave what the reference does, and not what its replay does.
         figure = self._figures.get(call.id, {}).get(verdict.slot)
         size = max(error.value or 0.0, figure.error_rel if figure is not None else 0.0)
-        is_shown = error.value is None or size >= _CLEARLY * LIMITS.within(error.u)
+        is_shown = error.value is None or size >= _CLEARLY * self._within(error)
         return is_shown and not is_value_alone(self._paired, call)
 
-    def _norm(self, pair: SlotPair) -> float:
-        statistics = self._paired.reference.records[pair.reference_record].statistics
-        return (statistics.norm or 0.0) if statistics is not None else 0.0
+    def _norm(self, pair: SlotPair, *, in_target: bool = False) -> float:
+        paired = self._paired
+        record = (
+            paired.target.records[pair.target_record]
+            if in_target
+            else paired.reference.records[pair.reference_record]
+        )
+        return (record.statistics.norm or 0.0) if record.statistics is not None else 0.0
