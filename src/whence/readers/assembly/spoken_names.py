@@ -191,11 +191,11 @@ def _calls_in_front(pieces: Sequence[list[str]]) -> list[tuple[list[str], list[M
     behind whatever word: `7/NAME`, `rank0/s7/NAME`; [] where none is.
     """
     places = [next((k for k, p in enumerate(row[:-1]) if _marked(p)[0]), -1) for row in pieces]
-    found = [_COUNT.fullmatch(row[k]) for row, k in zip(pieces, places, strict=True)]
+    counts = [_COUNT.fullmatch(row[k]) for row, k in zip(pieces, places, strict=True)]
     rests = [[*row[:k], *row[k + 1 :]] for row, k in zip(pieces, places, strict=True)]
-    if not all(found) or min(places, default=-1) < 0 or len({m[1] for m in found if m}) != 1:
+    if not all(counts) or min(places, default=-1) < 0 or len({m[1] for m in counts if m}) != 1:
         return []
-    numbers = [m[2] for m in found if m is not None]
+    numbers = [m[2] for m in counts if m is not None]
     parted = zip([".".join(_marked(p)[0] for p in rest) for rest in rests], numbers)
     if not _are_calls(parted):
         return []

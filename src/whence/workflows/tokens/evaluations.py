@@ -31,8 +31,8 @@ def as_record(raw: Any) -> Any:
     elif len(answers) > 1 and not np.isnan(scores := [_log_likelihood(a) for a in answers]).any():
         best = requests[int(np.argmax(scores))]
         # A task asks for one context with several endings, or for several contexts with one.
-        is_ending = any(request[0] != best[0] for request in requests)
-        record["output"] = str(best[0 if is_ending else -1])
+        have_one_context = all(request[0] == best[0] for request in requests)
+        record["output"] = str(best[-1 if have_one_context else 0])
     return record
 
 
