@@ -16,6 +16,7 @@ from whence.align.derived_run import Derived
 from whence.dtypes import Array, is_floating, is_whole
 from whence.errors import ElementsMissing
 from whence.records import Call, Over, Run
+from whence.records.training import OPTIMIZER
 
 
 def rebased(reference: Run, target: Run) -> tuple[Run, tuple[str, ...]]:
@@ -26,12 +27,14 @@ def rebased(reference: Run, target: Run) -> tuple[Run, tuple[str, ...]]:
     order of rows) as the reference's step of that number, and at least half of the common steps do
     after the shift. Steps that read a beginning of later inputs lead up to these and are no
     warm-up. If all models have the same shift, losses and optimisers get it too. Inputs in another
-    floating dtype are the same if they are once both are rounded to the coarser one.
+    floating dtype are the same if they are once both are rounded to the coarser one. Every step of
+    a training has parameters of its own, so one training has to lie wholly within the other.
     """
     outermost = ((run, [c for c in run.calls if c.parent == -1]) for run in (reference, target))
     coarse = coarser_input(tuple(outermost))
     inputs, target_inputs = _root_inputs(reference, coarse), _root_inputs(target, coarse)
     roots = match_roots(reference.calls, target.calls)
+    learn = any(call.phase == OPTIMIZER for run in (reference, target) for call in run.calls)
     shifts: dict[str, int] = {}
     for root, steps in inputs.items():
         target_root = roots.get(root, root)
@@ -40,9 +43,10 @@ def rebased(reference: Run, target: Run) -> tuple[Run, tuple[str, ...]]:
             continue
         for shift in _shifts(steps, across):
             common = [step for step in steps if step + shift in across]
+            fewest = min(len(steps), len(across)) if learn else len(common) / 2
             if (
                 common
-                and 2 * _agreeing(steps, across, shift) >= len(common)
+                and _agreeing(steps, across, shift) >= fewest
                 and not _leads_up(reference, root, steps.keys() - common, common[0])
                 and not _leads_up(
                     target,

@@ -53,8 +53,10 @@ class UnseenInputs:
                     for ref in call.slots(kind)
                 )
             # A backward pass starts from a loss, which is computed outside any module from the
-            # outputs of the forward pass.
-            untold_region = call.kind == "region" and call.phase == "backward"
+            # outputs of the forward pass and from data, which come with those of the model.
+            untold_region = call.kind == "region" and (
+                call.phase == "backward" or not call.slots("input")
+            )
             if index is None or not (
                 call.leaf or has_mark(call, Mark.INPUTS_UNKNOWN) or untold_region
             ):
