@@ -754,10 +754,11 @@ def test_gradients_of_a_module_are_right_by_their_own_size(errors, is_right):
         k: SimpleNamespace(statistics=SimpleNamespace(norm=norm))
         for k, (_, _, norm) in enumerate(errors)
     }
-    paired = SimpleNamespace(reference=SimpleNamespace(records=records))
+    run = SimpleNamespace(records=records, calls=[])
+    paired = SimpleNamespace(reference=run, target=run)
     stub = SimpleNamespace(paired=paired, of=lambda pair: error[pair.reference_record])
     pairs = [SimpleNamespace(reference_record=k) for k in error]
-    assert StepGradients(stub, {})._are_right_in_module(pairs, 0.0) == is_right
+    assert (StepGradients(stub, {})._distance_in_module(pairs, 0.0) <= 1) == is_right
 
 
 def test_what_earlier_steps_left_in_parameters_is_what_the_model_shows_of_it():
@@ -770,7 +771,9 @@ def test_what_earlier_steps_left_in_parameters_is_what_the_model_shows_of_it():
         SimpleNamespace(id=3, step=0, phase="optimizer", **where),
     ]
     slots = [{"output.0": "earlier"}, {"output.0": "returned"}, {"input.param": "parameter"}]
-    paired = SimpleNamespace(calls=calls, pair_of={0: 0, 1: 1, 2: 2}, slots=slots)
+    paired = SimpleNamespace(
+        calls=calls, slots_of=lambda call: slots[call] if call < len(slots) else {}
+    )
     stub = SimpleNamespace(
         paired=paired, of=lambda pair: SimpleNamespace(value=error[pair], lone=0.0)
     )

@@ -35,6 +35,8 @@ _UNDONE = "undone_scale"
 _FACTOR = 0.01
 """What 16 bits leave where tensors differ by a factor alone, over their 2-norm."""
 _SHOWN = 8  # steps that are listed
+_ALIKE = 5e-4
+"""Largest deviation of scale, and largest residual, of gradients that count as equal."""
 
 
 def undone(verdicts: Verdicts, paired: PairedRuns) -> Verdicts:
@@ -50,8 +52,9 @@ def undone(verdicts: Verdicts, paired: PairedRuns) -> Verdicts:
     differing = {
         key: slots for key, v in suspects.items() if (slots := list(_of_loss(paired, key, v)))
     }
+    taken = [key for key in suspects if paired.calls[key[0]].op == GRADIENTS]
     skipped = {*skipped_steps(paired.reference), *skipped_steps(paired.target)}
-    if not differing and not skipped:
+    if not differing and not taken and not skipped:
         return verdicts
     out, steps = dict(verdicts), dict(gradients_of_steps(paired))
     factors = {key: _factor(paired, slots) for key, slots in differing.items()}
@@ -79,6 +82,12 @@ def undone(verdicts: Verdicts, paired: PairedRuns) -> Verdicts:
     for key, verdict in out.items():
         if words := _of_skipped(paired, paired.calls[key[0]], verdict, skipped):
             out[key] = verdict.withdrawn(VerdictKind.UNDETERMINED, f"{words}; {verdict.sentence}")
+    for key in taken:
+        call, verdict = paired.calls[key[0]], verdicts[key]
+        step = steps.get(_step(call))
+        if step is not None and step.is_moved and _are_taken_alike(paired, verdict.pair):
+            words = "gradients are scaled here, and a loss in the other run: they leave alike"
+            out[key] = verdict.withdrawn(VerdictKind.NOISE, f"{words}; {verdict.sentence}")
     return out
 
 
@@ -117,6 +126,20 @@ def _of_skipped(
     if before and call.phase == OPTIMIZER and not is_known:
         return "a loss scaler left an earlier step out of one run, so that its optimiser is behind"
     return ""
+
+
+def _are_taken_alike(paired: PairedRuns, index: int) -> bool:
+    """Whether the optimiser takes equal gradients in both runs, each within `_ALIKE`."""
+    slots = [s for name, s in paired.slots[index].items() if is_output(name)]
+    pairs = [paired.arrays(s) for s in slots]
+    lone = [*paired.plan.pairs[index].only_reference, *paired.plan.pairs[index].only_target]
+    return not any(map(is_output, lone)) and all(
+        pair is not None
+        and (known := fit([pair], [(1.0, 1.0)])) is not None
+        and abs(known.scale - 1) <= _ALIKE
+        and known.residual <= _ALIKE
+        for pair in pairs
+    )
 
 
 def notes(verdicts: Iterable[Verdict], paired: PairedRuns) -> Iterator[str]:
@@ -246,11 +269,13 @@ class Fit(NamedTuple):
 
 class StepGradients(NamedTuple):
     """How the gradients of one step compare. whole: the fit of all gradients together; each: the
-    fit of every gradient.
+    fit of every gradient. is_moved: whether the runs multiply them by different numbers before the
+    optimiser takes them.
     """
 
     whole: Fit
     each: tuple[Fit, ...]
+    is_moved: bool
 
     def agree(self, factor: float) -> bool:
         """Whether a loss scale that is off by this factor reaches none of the gradients. Then all
@@ -295,6 +320,7 @@ def gradients_of_steps(
                 StepGradients(
                     whole,
                     tuple(known for known in each if known is not None),
+                    any(a != b for a, b in numbers),
                 ),
             )
 
