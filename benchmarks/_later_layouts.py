@@ -32,6 +32,7 @@ from _hand_made import (
     taps_of,
     to_numpy,
 )  # fmt: skip
+from _unseen_layouts import block
 
 
 @functools.cache
@@ -143,12 +144,6 @@ def _described_numbers(folder: Path, taps: list[Tap]) -> None:
         array.tofile(folder / f"{tap.number:04d}.bin")
         form = {"name": tap.name, "shape": array.shape, "dtype": str(array.dtype)}
         (folder / f"{tap.number:04d}.json").write_text(json.dumps(form))
-
-
-def block(_subject: str, name: str) -> str:
-    """blk.3.self_attn.o_proj."""
-    layer, inner = layer_of(name)
-    return f"{layer.replace('layer_', 'blk.')}.{inner}"
 
 
 def _rows_of_taps(folder: Path, taps: list[Tap]) -> None:

@@ -165,7 +165,7 @@ def _own_wrapper(folder: Path, taps: list[Tap]) -> None:
     PT.write(folder / "acts", {f"{head}{tap.name}": tap.outputs[0] for tap in taps})
 
 
-def _gguf(_subject: str, name: str) -> str:
+def block(_subject: str, name: str) -> str:
     """blk.3.self_attn.o_proj."""
     layer, inner = layer_of(name)
     return f"{layer.replace('layer_', 'blk.')}.{inner}"
@@ -208,7 +208,7 @@ def unseen() -> Iterable[Layout]:
     yield Layout("npz positional and names", _positional)
     yield Layout("pt another wrapper", _own_wrapper)
     yield Layout(
-        "npy blk", each(NPY, lambda tap: _gguf("", tap.name), first), touched="sorted", own=_gguf
+        "npy blk", each(NPY, lambda tap: block("", tap.name), first), touched="sorted", own=block
     )
     yield Layout("h5 sides above modules", _nested_groups, steps=2)
     yield Layout(

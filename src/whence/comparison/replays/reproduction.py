@@ -73,7 +73,9 @@ def reproduction(
     own_program = sides.unmasked.run.programs.get(partner.program)
     casts, own_casts = _casts(program, known), _casts(own_program, known)
     same_casts = is_own and casts == own_casts
-    if not coarser and not is_own:
+    inputs_in = {record.dtype for pair in both for record in pair}
+    cast = _one_sided(casts, own_casts, inputs_in) if is_own else ""
+    if not (coarser or same_casts or cast):
         return Reproduction()
     try:
         with Threads(1):
@@ -100,20 +102,19 @@ def reproduction(
             "in float64 both programs are one function, and neither casts what the other does not: "
             "its operators round more than the reference's"
         )
-    given = {record.dtype for pair in both for record in pair}
-    return Reproduction(cast=_one_sided(casts, own_casts, given) if is_one and is_own else "")
+    return Reproduction(cast=cast if is_one else "")
 
 
-def _one_sided(reference: Counter[str], target: Counter[str], given: set[str]) -> str:
-    """The cast that one of two programs alone makes, as words; "" where both cast otherwise.
-    given: the dtypes of the inputs, to which a cast goes back.
+def _one_sided(reference: Counter[str], target: Counter[str], inputs_in: set[str]) -> str:
+    """The cast that one of two programs alone makes, as words; "" where both cast otherwise, or
+    neither. inputs_in: the dtypes of the inputs, to which a cast goes back.
     """
     by_side = {"reference": reference - target, "target": target - reference}
     (side, more), (absent, none) = sorted(by_side.items(), key=lambda item: not item[1])
     names = sorted(more.keys() & dtypes.DTYPES.keys())
     if not names or none:
         return ""
-    inside = " and ".join([name for name in names if name not in given] or names)
+    inside = " and ".join([name for name in names if name not in inputs_in] or names)
     return (
         f"in float64 both programs are one function, and the {side} casts to {inside} inside, the "
         f"{absent} does not"

@@ -300,10 +300,10 @@ class StepGradients:
         for call in self._calls_of_steps[OPTIMIZER, *step]:
             figures = self._figures.get(call.id, {}).values()
             slots = self._paired.slots_of(call.id)
+            # what one run alone does is right if what it leaves is
             is_alike = (
                 call.op == GRADIENTS
-                and call.id
-                in self._paired.pair_of  # of one run alone, it is right if what it leaves is
+                and call.id in self._paired.pair_of
                 and all(figure.score <= 1 for figure in figures)
             )
             for ref in call.refs:

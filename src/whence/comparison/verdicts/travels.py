@@ -222,9 +222,13 @@ class Neighbourhoods:
             if clean is not None:
                 return acquitted(verdict, VerdictKind.INHERITED, Outcome.NO_EFFECT, clean)
             if is_alone and (wrong := self._steps.wrong_behind(self._steps.call_of(region))):
-                kind, confidence = VerdictKind.INTRODUCED, Confidence.LIKELY
-                sentence = f"introduced behind right forward passes: {wrong}"
-                return verdict.replace(verdict=kind, confidence=confidence, sentence=sentence)
+                return verdict.replace(
+                    verdict=VerdictKind.INTRODUCED,
+                    confidence=Confidence.LIKELY,
+                    sentence=f"introduced behind right forward passes: {wrong}",
+                    # the loss of a part is not that of the whole
+                    numbers={},
+                )
             around = list(self._around(region.call)) if region.stretch >= 0 else []
             return unless_far(self._errors, around, verdict) if is_alone else verdict
         outcome, stretch = Outcome.UNKNOWN, None

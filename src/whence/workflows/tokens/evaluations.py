@@ -10,8 +10,6 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
-
 
 def as_record(raw: Any) -> Any:
     """The record with `src` and `output` where it is such a sample, else as it is.
@@ -28,8 +26,8 @@ def as_record(raw: Any) -> Any:
     record = {"src": requests[0][0], **raw}
     if isinstance(answers[0], str) and len(requests[0]) > 1:
         record["output"] = answers[0]
-    elif len(answers) > 1 and not np.isnan(scores := [_log_likelihood(a) for a in answers]).any():
-        best = requests[int(np.argmax(scores))]
+    elif len(answers) > 1 and not math.isnan(sum(scores := list(map(_log_likelihood, answers)))):
+        best = requests[scores.index(max(scores))]
         # A task asks for one context with several endings, or for several contexts with one.
         have_one_context = all(request[0] == best[0] for request in requests)
         record["output"] = str(best[-1 if have_one_context else 0])
