@@ -82,6 +82,8 @@ def family(op_type: str) -> str:
     """The family of an operator, independent of a framework's class names ("LlamaRMSNorm",
     "RmsNormOperation" -> "norm"); "" where its name does not tell.
     """
+    if op_type == "Conv1D":  # a product in transformers, a convolution in Keras
+        return ""
     plain = op_type.rpartition(".")[2].replace("_", "").lower().removesuffix("operation")
     name = PARALLEL.get(plain)
     if name is not None:

@@ -19,6 +19,7 @@ from whence.comparison.paired_runs import PairedRuns
 from whence.comparison.prepare import rewritten_modules
 from whence.comparison.prepare.bits_of_bfloat16 import with_numbers
 from whence.comparison.prepare.labels import plain
+from whence.comparison.prepare.opened_containers import with_containers_of_both
 from whence.comparison.prepare.stored_precision import StoredPrecisionRun, as_computed
 from whence.comparison.prepare.training_form import in_form_of, in_one_form
 from whence.comparison.prepare.whole_model import put_together
@@ -115,6 +116,7 @@ def prepare(reference: Run, target: Run, options: CompareOptions) -> PreparedRun
     if modules is not None:
         aligned = align.align(*modules, match=options.match, user_map=options.chart, inside=within)
     aligned = rewritten_modules.judged_by_module(aligned, options.match, options.chart)
+    aligned = with_containers_of_both(aligned)
     if sentences:
         plan = msgspec.structs.replace(aligned.plan, notes=(*sentences, *aligned.plan.notes))
         aligned = align.Aligned(aligned.reference, aligned.target, plan)

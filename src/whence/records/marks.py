@@ -17,6 +17,8 @@ class Mark(StrEnum):
 
     NOT_SELECTED = "not selected"
     """No tensor of the call was kept."""
+    OPENED = "its code is judged as that of the call around it"
+    """A container that only one run has, without tensors: where its code stood."""
     HIDDEN = "inside not seen"
     """Behind "WHY: ": compiled or scripted code hides what the call calls."""
     PATCHED = "patched from "

@@ -3,12 +3,12 @@ children in their places.
 
 The program of a container has gaps where it calls its children. Where the other run recorded
 nothing for a child, the child's own program fills the gap, so that the result is one list of
-operators.
+operators. Children of a filled gap that are not hidden become gaps of the whole.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,7 +16,8 @@ import msgspec
 
 from whence.errors import ReplayRefused
 from whence.records import Program
-from whence.records.slots import is_mutated, is_of_child, is_param, split_child
+from whence.records.program import ProgramDraw
+from whence.records.slots import is_mutated, is_of_child, is_param, param_name, split_child
 from whence.replay.program_parts import ProgramBuilder, ProgramPart
 
 
@@ -38,7 +39,9 @@ class Node:
     """One call with its program.
 
     children: ids of all its children. hidden: numbers (from 0) of the children that are inlined.
-    shapes: by slot.
+    shapes: by slot. scope: of its module inside that of the whole, by which its parameters are
+    named there; "" if they are named by the call. records: by slot, of tensors that may be left in
+    an object (a cache) and are then no result of the program.
     """
 
     call: int
@@ -46,30 +49,47 @@ class Node:
     children: Sequence[int]
     hidden: frozenset[int]
     shapes: Mapping[str, tuple[int, ...]]
+    scope: str = ""
+    records: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass
 class _Whole:
-    """The program of a tree of calls while it is assembled."""
+    """The program of a tree of calls while it is assembled.
+
+    numbers: child that is not hidden -> its number among the children of the whole; empty if only
+    those of the outermost call are seen, which keep their numbers. gaps: as `Program.calls`.
+    handed: what children of inlined calls are given, by slot of the whole. left: what inlined
+    calls left, by record.
+    """
 
     node_of: Callable[[int], Node]
+    numbers: Mapping[int, int] = field(default_factory=dict)
     builder: ProgramBuilder = field(default_factory=ProgramBuilder)
     origins: dict[str, tuple[int, str]] = field(default_factory=dict)
     places: list[int] = field(default_factory=list)
     grad: list[str] = field(default_factory=list)
+    gaps: list[tuple[int, int]] = field(default_factory=list)
+    handed: dict[str, Any] = field(default_factory=dict)
+    left: dict[int, Any] = field(default_factory=dict)
+    same: list[tuple[str, str]] = field(default_factory=list)
+    lost: list[tuple[str, str]] = field(default_factory=list)
+    draws: list[ProgramDraw] = field(default_factory=list)
 
     def flat(self, name: str, outputs: Mapping[str, Any], first: Program) -> Flat:
         """Returns the assembled program, with the settings of `first`."""
         program = msgspec.structs.replace(
-            self.builder.program([*outputs.items()]),
+            self.builder.program([*outputs.items(), *self.handed.items()], self.gaps),
             id=name,
             base=first.base,
             default_dtype=first.default_dtype,
             inference=first.inference,
             grad=tuple(self.grad),
             notes=(),
-            lines=(),
             under_grad=first.under_grad,
+            same=tuple(self.same),
+            lost=tuple(self.lost),
+            draws=tuple(self.draws),
         )
         return Flat(program, self.origins, tuple(self.places))
 
@@ -97,14 +117,45 @@ class _Inlining:
             if place < len(program.operations):
                 whole.builder.add(self._part, place)
                 whole.places.append(self._node.call)
-        top = self._arguments is None  # what it hands to children that are seen is an output too
-        outputs = [(s, o) for s, o in program.outputs if not is_of_child(s)]
-        handed = [(s, o) for s, o in program.outputs if is_of_child(s) and not self._is_hidden(s)]
-        return self._values([*outputs, *(handed if top else ())])
+        whole.same += [(self._name(a), self._name(b)) for a, b in program.same]
+        whole.lost += [(self._name(slot), why) for slot, why in program.lost]
+        whole.draws += [
+            msgspec.structs.replace(draw, slot=self._name(draw.slot)) for draw in program.draws
+        ]
+        # What it hands to children that are seen is an output too.
+        if self._arguments is None or whole.numbers:
+            seen = (o for o in program.outputs if is_of_child(o[0]) and not self._is_hidden(o[0]))
+            whole.handed |= self._values([(self._name(slot), operand) for slot, operand in seen])
+        results = self._values([(s, o) for s, o in program.outputs if not is_of_child(s)])
+        records = self._node.records
+        whole.left |= {records[slot]: o for slot, o in results.items() if slot in records}
+        return results
 
-    def _values(self, outputs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
-        operands = self._whole.builder.mapped(self._part, [operand for _, operand in outputs])
-        return dict(zip((slot for slot, _ in outputs), operands, strict=True))
+    def _values(self, outputs: Iterable[tuple[str, Any]]) -> dict[str, Any]:
+        """Returns the operands in the whole; without those that could not be followed, if the whole
+        has other outputs.
+        """
+        values: dict[str, Any] = {}
+        for slot, operand in outputs:
+            try:
+                values |= {slot: self._whole.builder.mapped(self._part, [operand])[0]}
+            except ReplayRefused as refused:
+                if not self._whole.numbers:
+                    raise
+                self._whole.lost.append((slot, str(refused)))
+        return values
+
+    def _name(self, slot: str) -> str:
+        """The name in the whole of a slot that is not resolved inside it."""
+        node, numbers = self._node, self._whole.numbers
+        if is_of_child(slot) and numbers:
+            child, inner = split_child(slot)
+            return f"{numbers[node.children[child]]}:{inner}"
+        if self._arguments is None:
+            return slot
+        if is_param(slot) and node.scope:
+            return f"param.{node.scope}.{param_name(slot)}"
+        return f"{slot}@{node.call}"
 
     def _is_hidden(self, slot: str) -> bool:
         """Whether the slot belongs to a child that is inlined."""
@@ -112,14 +163,16 @@ class _Inlining:
 
     def _enter(self, child: int) -> None:
         """Inlines a child, if it is hidden."""
-        node, prefix = self._node, f"{child}:"
+        node, whole, prefix = self._node, self._whole, f"{child}:"
         if child not in node.hidden:
+            if whole.numbers:
+                whole.gaps.append((whole.numbers[node.children[child]], whole.builder.length))
             return
-        inner = self._whole.node_of(node.children[child])
+        inner = whole.node_of(node.children[child])
         handed = self._values(
             [(s.removeprefix(prefix), o) for s, o in node.program.outputs if s.startswith(prefix)]
         )
-        results = handed | _Inlining(self._whole, inner, handed).outputs()
+        results = handed | _Inlining(whole, inner, handed).outputs()
         self._child_results |= {f"{prefix}{slot}": operand for slot, operand in results.items()}
 
     def _shape(self, slot: str) -> Sequence[int]:
@@ -133,12 +186,14 @@ class _Inlining:
         """
         if slot in self._child_results:
             return self._child_results[slot]
+        if self._is_hidden(slot) and (record := self._node.records.get(slot)) in self._whole.left:
+            return self._whole.left[record]
         if self._is_hidden(slot):
             raise ReplayRefused(f"{slot} is made inside, where it could not be followed")
         if self._arguments is not None and slot in self._arguments:
             return self._arguments[slot]
         whole, node = self._whole, self._node
-        name = slot if self._arguments is None else f"{slot}@{node.call}"
+        name = self._name(slot)
         whole.origins.setdefault(name, _origin(node, slot))
         if slot in node.program.grad:
             whole.grad.append(name)
@@ -158,16 +213,20 @@ def _origin(node: Node, slot: str) -> tuple[int, str]:
     return node.children[child], inner
 
 
-def flatten(call: int, node_of: Callable[[int], Node]) -> Flat:
+def flatten(
+    call: int, node_of: Callable[[int], Node], numbers: Mapping[int, int] | None = None
+) -> Flat:
     """Returns the program of `call` with those of its hidden children inlined.
 
-    node_of: call -> its node; raises ReplayRefused when the call has no program.
+    node_of: call -> its node; raises ReplayRefused when the call has no program. numbers: of the
+    children that are not hidden, also of inlined calls, in the whole; None if inlined calls have
+    none.
     """
     root = node_of(call)
     if not root.hidden:
         origins = {s: _origin(root, s) for s in (*root.program.inputs, *root.program.params)}
         return Flat(root.program, origins, (call,) * len(root.program.operations))
-    whole = _Whole(node_of)
+    whole = _Whole(node_of, numbers or {})
     outputs = _Inlining(whole, root, None).outputs()
     return whole.flat(f"flat {root.program.id}", outputs, root.program)
 

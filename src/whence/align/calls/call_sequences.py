@@ -76,7 +76,11 @@ def scores(
     likenesses = _likenesses(reference, target, words)
     total += WORD * likenesses
     # Calls known to be of different operator families are different calls, whatever their shapes.
-    excluded = fam_known & ~fam & ~(content & content_known)
+    # Equal parameters say more than names of classes, except where a layer looks up the rows of the
+    # matrix by which another multiplies.
+    sizes = [np.asarray([f.out_moments[0] for f in side]) for side in (reference, target)]
+    resized = (sizes[0][:, None] != sizes[1]) & (sizes[0][:, None] > 0) & (sizes[1] > 0)
+    excluded = fam_known & ~fam & (~(content & content_known) | resized)
     # Different parameters and different outputs: one call is a part of the other, not its partner.
     excluded |= shapes_known & ~shapes & out_known & ~out & (likenesses < 0.9)
     if named:

@@ -164,14 +164,15 @@ class SitePairing:
         ) and not self.contradict(site, partner)
 
     def same_parents(self, site: int, partner: int) -> bool:
-        """Whether the parents are paired with each other, or both have no partner."""
-        parent, target_parent = self.reference.parent[site], self.target.parent[partner]
-        paired = self.partners.get(parent)
-        return (
-            (paired is None and target_parent not in self.back)
-            or (paired is not None and paired.site == target_parent)
-            or parent == target_parent == -1
-        )
+        """Whether the innermost paired containers around two sites are paired with each other, or
+        both have none around them.
+        """
+        around, around_target = self.reference.parent[site], self.target.parent[partner]
+        while around != -1 and around not in self.partners:
+            around = self.reference.parent[around]
+        while around_target != -1 and around_target not in self.back:
+            around_target = self.target.parent[around_target]
+        return (around if around == -1 else self.partners[around].site) == around_target
 
     def word(self, number: int) -> str:
         """The name behind the id `Feature.word`."""

@@ -227,8 +227,9 @@ class Replayer:
         if any(map(self.sides.is_print, (*pairs.values(), *output_pairs))):
             return None
         # A parameter that the target keeps in another form has no partner; the reference's value,
-        # or the declared one, stands in for it. So it does if an engine shows no parameters.
-        is_bare = not any(is_param(r.slot) for r in request.partner.refs)
+        # or the declared one, stands in for it. So it does if an engine shows no parameters, and in
+        # a container, as for calls inside it.
+        is_bare = not call.leaf or not any(is_param(r.slot) for r in request.partner.refs)
         stand_ins = [
             s
             for s in program.params

@@ -428,8 +428,8 @@ class SegmentJudge:
         if figures:
             verdict = self._replays.verdict(evidence, figures, replayed.broken)
             verdict = verdict.replace(stretch=evidence.segment)
-            if "whole" in verdict.numbers and (scope := self._replayed_alone(region)):
-                verdict = verdict.replace(where=scope)
+            if "whole" in verdict.numbers and (alone := self._replayed_alone(region)):
+                verdict = verdict.replace(where=alone.scope, named=alone.id)
             verdicts.append(verdict)
         if others:
             self._replays.not_replayed.add(evidence.pair.call.id)
@@ -492,17 +492,44 @@ class SegmentJudge:
             sentence=f"introduced here: {slot} has {words}",
         )
 
-    def _replayed_alone(self, region: Region) -> str:
-        """The scope of the first unpaired leaf directly before a segment, which was replayed with
-        it; "" if there is none or if no child of the container is paired.
+    def _replayed_alone(self, region: Region) -> Call | None:
+        """The first unpaired leaf directly before a segment, which was replayed with it; None if
+        there is none or if no child of the container is paired.
         """
-        children = self.paired.kids.get(region.call, [])
-        first = ""
+        children, calls = self.paired.kids.get(region.call, []), self.paired.calls
+        first: Call | None = None
         for child in reversed(children[: region.stretch]):
-            if child in self.paired.pair_of or not self.paired.calls[child].leaf:
+            if has_mark(calls[child], Mark.OPENED) or self._hands_on(calls[child]):
+                continue
+            if child in self.paired.pair_of or not calls[child].leaf:
                 break
-            first = self.paired.calls[child].scope
-        return first if any(child in self.paired.pair_of for child in children) else ""
+            first = calls[child]
+        return first if any(child in self.paired.pair_of for child in children) else None
+
+    def _hands_on(self, call: Call) -> bool:
+        """Whether a call returns what it was given, as a dropout does in evaluation."""
+        records = self.paired.reference.records
+        read, left = (
+            {records[r.record].hash for r in call.slots(kind)} for kind in ("input", "output")
+        )
+        return bool(left) and "" not in left and left <= read
+
+    def _opened(self, verdict: Verdict, region: Region) -> Call | None:
+        """The container that the target does not have and whose code computes the tensor that a
+        verdict is about.
+        """
+        calls = self.paired.calls
+        program = self.paired.reference.programs.get(calls[region.call].program)
+        operand = dict(program.outputs).get(verdict.slot) if program is not None else None
+        if program is None or not program.scopes or operand is None or "op" not in operand:
+            return None
+        scope = program.scopes[operand["op"][0]]
+        opened = [
+            calls[kid]
+            for kid in self.paired.kids[region.call][: region.stretch + 1]
+            if has_mark(calls[kid], Mark.OPENED) and calls[kid].scope == scope
+        ]
+        return max(opened, key=lambda call: call.order, default=None)
 
     def located(self, verdict: Verdict, region: Region) -> Verdict:
         """The verdict, naming a call instead of the code between calls if possible: the unpaired
@@ -510,6 +537,8 @@ class SegmentJudge:
         dump contains (it has no code of its own), the call that reads the tensor.
         """
         children = self.paired.kids.get(region.call, [])
+        if not verdict.where and (opened := self._opened(verdict, region)) is not None:
+            return verdict.replace(where=opened.scope, named=opened.id)
         if (
             verdict.where
             or verdict.verdict != VerdictKind.INTRODUCED

@@ -1,0 +1,162 @@
+"""Opens containers that only one run has: their code becomes that of the container around them.
+
+Another implementation of a model divides it into other modules. Code between paired calls inside an
+unpaired container would belong to no pair, and nobody would ask whether it is right.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence, Set
+
+import msgspec
+
+from whence import align
+from whence.errors import ReplayRefused
+from whence.records import Call, Over, Program, Ref, Run, children
+from whence.records.program import identified
+from whence.records.marks import Mark, has_mark, mark
+from whence.replay.flatten import Flat, Node, flatten
+from whence.results import SlotPair
+
+
+class Opened(Over):
+    """A run in which some containers are opened."""
+
+    def __init__(self, base: Run, calls: Sequence[Call], programs: Sequence[Program]) -> None:
+        super().__init__(base, calls)
+        self.programs = {**base.programs, **{program.id: program for program in programs}}
+
+
+def with_containers_of_both(aligned: align.Aligned) -> align.Aligned:
+    """Two aligned runs in which every container around a paired call is paired itself. Calls and
+    records keep their ids.
+    """
+    plan = aligned.plan
+    alone, alone_target = plan.unmatched_reference, plan.unmatched_target
+    reference, taken = opened(aligned.reference, {p.reference for p in plan.pairs}, {*alone})
+    target, taken_target = opened(
+        aligned.target, {k for p in plan.pairs for k in (p.target, *p.also)}, {*alone_target}
+    )
+    if reference is aligned.reference and target is aligned.target:
+        return aligned
+    held = {_content(target, ref): ref for call in target.calls for ref in call.slots("param")}
+    pairs = []
+    for pair in plan.pairs:
+        refs, lone = taken.get(pair.reference, ()), taken_target.get(pair.target, ())
+        alike = {ref.slot: held.get(_content(reference, ref)) for ref in refs}
+        slots = [
+            SlotPair(ref.slot, holder.slot, ref.record, holder.record)
+            for ref in refs
+            if (holder := alike[ref.slot]) is not None
+        ]
+        pairs.append(
+            msgspec.structs.replace(
+                pair,
+                slots=(*pair.slots, *slots),
+                only_reference=(*pair.only_reference, *(s for s, t in alike.items() if t is None)),
+                only_target=(*pair.only_target, *(ref.slot for ref in lone)),
+            )
+        )
+    plan = msgspec.structs.replace(
+        plan,
+        pairs=tuple(pairs),
+        unmatched_reference=tuple(k for k in alone if not _is_opened(reference.calls[k])),
+        unmatched_target=tuple(k for k in alone_target if not _is_opened(target.calls[k])),
+    )
+    return align.Aligned(reference, target, plan)
+
+
+def _content(run: Run, ref: Ref) -> tuple[str, ...]:
+    """A key that equal tensors share; no other tensor has that of one without a digest."""
+    record = run.records[ref.record]
+    return (record.hash, record.dtype) if record.hash else (ref.slot, str(id(run)))
+
+
+def _is_opened(call: Call) -> bool:
+    return has_mark(call, Mark.OPENED)
+
+
+def opened(
+    run: Run, paired: Set[int], unpaired: Set[int]
+) -> tuple[Run, Mapping[int, Sequence[Ref]]]:
+    """The run with those of its unpaired containers opened that lie between paired calls, and what
+    each container around them took over.
+    """
+    calls = run.calls
+    below = children(calls) if any(not calls[k].leaf for k in unpaired) else {}
+    tops: dict[int, int] = {}  # by opened container, the paired one around it
+    for call in paired if below else ():
+        between, around = list[int](), calls[call].parent
+        while around in unpaired:
+            between.append(around)
+            around = calls[around].parent
+        if around in paired:
+            tops.update(dict.fromkeys(between, around))
+    tops = {k: t for k, t in tops.items() if not any(calls[c].kind == "operator" for c in below[k])}
+    if not tops:
+        return run, {}
+    changed = {
+        kid: msgspec.structs.replace(calls[kid], parent=top)
+        for call, top in tops.items()
+        for kid in below[call]
+    }
+    for call, top in tops.items():
+        notes = (*calls[call].notes, mark(Mark.NOT_SELECTED), mark(Mark.OPENED))
+        changed[call] = msgspec.structs.replace(
+            calls[call], parent=top, refs=(), program="", leaf=True, notes=notes
+        )
+    moved = [changed.get(call.id, call) for call in calls]
+    kids = children(moved)
+    programs: list[Program] = []
+    taken: dict[int, Sequence[Ref]] = {}
+    for top in set(tops.values()):
+        flat = _program(run, top, below, tops, kids[top])
+        whole = calls[top]
+        if isinstance(flat, str):
+            moved[top] = msgspec.structs.replace(whole, program="", no_program=flat)
+            continue
+        origins = ((slot, *origin) for slot, origin in flat.origins.items())
+        refs = tuple(
+            Ref(slot, calls[call].by_slot[inner])
+            for slot, call, inner in origins
+            if call in tops and inner in calls[call].by_slot
+        )
+        scopes = tuple(calls[place].scope for place in flat.places)
+        program = identified(msgspec.structs.replace(flat.program, scopes=scopes))
+        programs.append(program)
+        moved[top] = msgspec.structs.replace(whole, program=program.id, refs=(*whole.refs, *refs))
+        taken[top] = refs
+    return Opened(run, moved, programs), taken
+
+
+def _program(
+    run: Run,
+    top: int,
+    below: Mapping[int, Sequence[int]],
+    tops: Mapping[int, int],
+    kids: Sequence[int],
+) -> Flat | str:
+    """The program of a container with those of the opened ones inside, or why there is none. kids:
+    its children afterwards.
+    """
+    calls, around = run.calls, run.calls[top].scope
+
+    def node(number: int) -> Node:
+        call = calls[number]
+        program = run.programs.get(call.program)
+        if program is None:
+            raise ReplayRefused(f"{call.module_name} has no program: {call.no_program}")
+        inside = frozenset(k for k, kid in enumerate(below[number]) if kid in tops)
+        records = {ref.slot: ref.record for ref in call.refs} | {
+            f"{k}:{ref.slot}": ref.record
+            for k, kid in enumerate(below[number])
+            for ref in calls[kid].refs
+        }
+        shapes = {slot: run.records[record].shape for slot, record in records.items()}
+        scope = call.scope.removeprefix(f"{around}.") if around else call.scope
+        return Node(number, program, below[number], inside, shapes, scope, records)
+
+    try:
+        return flatten(top, node, {kid: place for place, kid in enumerate(kids)})
+    except ReplayRefused as refused:
+        return str(refused)
