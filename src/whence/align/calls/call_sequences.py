@@ -15,7 +15,7 @@ from whence.align.module_names import likeness
 # What each agreement is worth. Parameters that agree weigh less than class, shapes and place
 # together: two layers whose weights were exchanged still pair with their namesakes, and the
 # exchange is the finding.
-KIND, FAMILY, SHAPES, BARE, CONTENT, CLOSE = 2.0, 1.5, 2.0, 0.5, 4.0, 2.0
+KIND, FAMILY, SHAPES, WEIGHT, BARE, CONTENT, CLOSE = 2.0, 1.5, 2.0, 1.0, 0.5, 4.0, 2.0
 OUT, OUTPUT, WORD, LAYOUT = 1.0, 1.5, 2.0, 2.0
 OTHER_SHAPES, OTHER_FORM = -1.0, -2.0
 LEAST = 2.5  # evidence a pair needs
@@ -50,6 +50,7 @@ def scores(
     kind, _ = same("kind")
     fam, fam_known = same("family")
     shapes, shapes_known = same("shapes")
+    weight, _ = same("weight")
     content, content_known = same("content")
     out, out_known = same("out")
     out_hash, _ = same("out_hash")
@@ -60,7 +61,13 @@ def scores(
     layout = boxes & same("layout")[0]
     total = np.where(kind, KIND, np.where(fam, FAMILY, 0.0))
     total += np.where(
-        shapes, SHAPES, np.where(shapes_known, OTHER_SHAPES, np.where(bare, BARE, OTHER_FORM))
+        shapes,
+        SHAPES,
+        np.where(
+            weight & ~boxes,  # with a bias more or less
+            WEIGHT,
+            np.where(shapes_known, OTHER_SHAPES, np.where(bare, BARE, OTHER_FORM)),
+        ),
     )
     total += (
         np.where(out, OUT, 0.0)

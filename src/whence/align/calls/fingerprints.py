@@ -9,6 +9,7 @@ zero biases) do not distinguish calls and are left out.
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Hashable, Iterable, Sequence
 from typing import Any, NamedTuple
 
@@ -26,7 +27,8 @@ class Feature(NamedTuple):
     """One site as numbers that can be compared with those of another run. Ids come from one
     vocabulary for both runs; 0 means none.
 
-    kind: operator type. family: its family. shapes: of its parameters, extents sorted. content:
+    kind: operator type. family: its family. shapes: of its parameters, extents sorted. weight: shape
+    of the largest of them. content:
     elements of its parameters, in any order. layout: shapes, families and layouts of all sites
     below. out: shapes of its outputs. out_hash: their elements, bit by bit. elements: contents of
     its parameters and of those below. moments: (count, norm, abs_sum) of these. out_moments: the
@@ -37,6 +39,7 @@ class Feature(NamedTuple):
     family: int
     word: int
     shapes: int
+    weight: int
     content: int
     layout: int
     out: int
@@ -136,6 +139,7 @@ class Features:
             family_id,
             word,
             self._id(shapes),
+            self._id(("weight", max(shapes, key=math.prod)) if shapes else None),
             self._id(tuple(telling) or None),
             self._id(("layout", shapes, family_id, tuple(k.layout for k in below))),
             self._id(("out", tuple(r.shape for r in outputs)) if outputs else None),

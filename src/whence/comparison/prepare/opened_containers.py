@@ -13,8 +13,8 @@ import msgspec
 from whence import align
 from whence.errors import ReplayRefused
 from whence.records import Call, Over, Program, Ref, Run, children
-from whence.records.program import identified
 from whence.records.marks import Mark, has_mark, mark
+from whence.records.program import identified
 from whence.replay.flatten import Flat, Node, flatten
 from whence.results import SlotPair
 

@@ -32,6 +32,7 @@ class Stretch:
     """A paired call and all that it calls, run on the target's inputs.
 
     replaced: ids of calls inside that run with the target's program and parameters.
+    end: the call inside whose inputs the stretch ends with, -1 for the end of the call.
     left: the pairs of tensors that the stretch leaves, by record of the reference: its outputs, and
     buffers that it or a call inside it wrote in place.
     plain: these tensors as replayed in wide arithmetic; copies: as replayed in the target's dtypes,
@@ -43,6 +44,7 @@ class Stretch:
     pair: PairedCall
     left: dict[int, SlotPair]
     replaced: frozenset[int] = frozenset()
+    end: int = -1
     plain: dict[int, Array] = field(default_factory=dict)
     copies: list[dict[int, Array]] = field(default_factory=list)
     computed: dict[int, Array] = field(default_factory=dict)

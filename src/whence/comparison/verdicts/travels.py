@@ -48,7 +48,15 @@ from whence.comparison.verdicts.unmeasured_code import unless_far
 from whence.dtypes import Array
 from whence.errors import ElementsMissing, ReplayRefused
 from whence.records import Call, Region, Run
-from whence.records.slots import is_input, is_output, is_param, is_written, param_name, split_slot
+from whence.records.slots import (
+    is_input,
+    is_output,
+    is_own_input,
+    is_param,
+    is_written,
+    param_name,
+    split_slot,
+)
 from whence.records.training import GRADIENTS, OPTIMIZER
 from whence.results import (
     GUILTY,
@@ -66,6 +74,7 @@ Arrays = Mapping[int, Array]
 """Tensors by record of the reference."""
 
 _SUSPECTS_PER_STRETCH = 24  # each costs one run of it
+_ENDS = 3  # calls behind a suspect that are asked whether it is taken back before them
 _SUSPECTS_TOGETHER = 6  # of which one or two may run by the target's programs
 _TAKEN_BACK_AT_STEP = "another form: the gradients that the optimiser takes are right"
 _FAR_OFF = 30.0  # times the limit by one copy that no further copies bring below it
@@ -113,7 +122,7 @@ class Neighbourhoods:
         )
         # Tensors without calls are judged along the whole of the reference already.
         self._shown_alone = judge_of_regions.sparse.calls
-        self._stretches: dict[tuple[int, frozenset[int]], Stretch] = {}
+        self._stretches: dict[tuple[int, frozenset[int], int], Stretch] = {}
         self._suspects: list[int] = []
         self._asked: dict[int, int] = {}
         self._watched: frozenset[int] = frozenset()
@@ -146,7 +155,44 @@ class Neighbourhoods:
                 judged[key] = asked = self._after_asking(self._regions[key], verdict, is_alone)
                 if asked.verdict in GUILTY:
                     standing.add(module)
-            return self._with_uneven(judged)
+            return self._with_uneven(judged | self._taken_back_before_others(judged))
+
+    def _taken_back_before_others(self, verdicts: Mapping[Key, Verdict]) -> dict[Key, Verdict]:
+        """Verdicts of suspects that are taken back before a later suspect, in a container whose
+        results are wrong because of that one. Empty if no other suspect would be left: another
+        reader of the tensor may then be what makes the results wrong.
+        """
+        guilty = {k: v for k, v in verdicts.items() if k in self._regions and v.verdict in GUILTY}
+        acquitted_ones: dict[Key, Verdict] = {}
+        if self._sides is None or not 1 < len(guilty) <= _SUSPECTS_PER_STRETCH:
+            return {}
+        for key, verdict in guilty.items():
+            region = self._regions[key]
+            for stretch in self._before_later_calls(region):
+                outcome = self._outcome(region, verdict, stretch)
+                if _takes_back(verdict) and stretch.left.keys() >= set(region.outputs):
+                    outcome = Outcome.IN_PLACE
+                if outcome in (Outcome.TAKEN_BACK, Outcome.IN_PLACE):
+                    words = self._change_in_words(region, verdict, stretch)
+                    kind = VerdictKind.OTHER_FORM
+                    acquitted_ones[key] = acquitted(verdict, kind, outcome, stretch, words)
+                    break
+        return acquitted_ones if len(acquitted_ones) < len(guilty) else {}
+
+    def _before_later_calls(self, region: Region) -> Iterator[Stretch]:
+        """The clean stretches from the beginning of the containers around a region to what a later
+        call inside is given.
+        """
+        order = self._paired.calls[region.call].order + 1
+        if region.stretch >= 0:  # its reader may be given what is right
+            kids = self._paired.kids.get(region.call, ())[region.stretch :][:1]
+            order = max((self._paired.calls[k].order for k in kids), default=order)
+        for number in self._paired_around(self._start(region)):
+            kids = self._paired.kids.get(number, ())
+            later = (k for k in kids if self._paired.calls[k].order >= order)
+            ends = itertools.islice((k for k in later if k in self._paired.pair_of), _ENDS)
+            stretches = (self._stretch(number, end=end) for end in ends)
+            yield from (stretch for stretch in stretches if stretch.can_acquit)
 
     def with_steps(self, verdicts: Mapping[Key, Verdict]) -> dict[Key, Verdict]:
         """The verdicts, with one for each optimiser's step, captured as operators, whose different
@@ -449,14 +495,26 @@ class Neighbourhoods:
 
     # ---- one stretch
 
-    def _stretch(self, number: int, replaced: frozenset[int] = frozenset()) -> Stretch:
-        key = number, replaced
+    def _stretch(
+        self, number: int, replaced: frozenset[int] = frozenset(), end: int = -1
+    ) -> Stretch:
+        """The stretch of a call, up to its end or to what the call `end` inside it is given."""
+        key = number, replaced, end
         if key not in self._stretches:
             pair = self._paired.pair(self._paired.pair_of[number])
-            stretch = self._stretches[key] = Stretch(pair, self._left(number), replaced)
+            left = self._left(number) if end < 0 else self._given(end)
+            stretch = self._stretches[key] = Stretch(pair, left, replaced, end)
             if stretch.left and (replaced or not self._is_far(stretch)):
                 self._run(stretch)
         return self._stretches[key]
+
+    def _given(self, number: int) -> dict[int, SlotPair]:
+        """The pairs of tensors that a call is given, by record of the reference."""
+        return {
+            slot.reference_record: slot
+            for slot in self._paired.slots_of(number).values()
+            if is_input(slot.reference_slot) and not is_own_input(slot.reference_slot)
+        }
 
     def _left(self, number: int) -> dict[int, SlotPair]:
         """The pairs of tensors that a call leaves (outputs and buffers written in place), by record
@@ -578,13 +636,14 @@ class Neighbourhoods:
             state={p.reference_record: arrays[s] for s, p in inputs.items()},
             lenient=True,  # where the results are the target's all the same, the program served
             patches=patches,
-            watched=self._watched,
+            watched=self._watched.union(stretch.left),
             replaced=replaced,
         )
         results = chain.run(call, arrays)
         records = call.by_slot
         left = {record: chain.state[record] for record in stretch.left if record in chain.state}
         left |= {records[slot]: array for slot, array in results.items() if slot in records}
+        left |= chain.computed if stretch.end >= 0 else {}
         if not left.keys() >= stretch.left.keys():
             raise ReplayRefused("what it leaves is not all made by calls that can be run again")
         return {record: left[record] for record in stretch.left}, chain.computed
@@ -663,6 +722,8 @@ class Neighbourhoods:
         alone. The reference's later calls may hide this, e.g. an activation that is applied twice.
         """
         container, number = self._start(region), stretch.pair.call.id
+        if stretch.end >= 0:
+            return False
         every = {container, region.call, *self._paired.kids.get(container, ())}
         every &= self._paired.pair_of.keys()
         if not self._stretch(number, stretch.replaced | every).is_clean:
@@ -810,3 +871,9 @@ class Neighbourhoods:
             left, computed = self._replayed(own, self._dtypes(own)[0], patches, None)
             return {**computed, **left}
         return {}
+
+
+def _takes_back(verdict: Verdict) -> bool:
+    """Whether what a suspect leaves agrees far better than what it was given."""
+    e_in, e_out = (verdict.numbers.get(name) or 0.0 for name in ("e_in", "e_out"))
+    return judge.LIMITS.growth * e_out < e_in
