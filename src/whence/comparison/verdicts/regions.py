@@ -515,21 +515,26 @@ class SegmentJudge:
         return bool(left) and "" not in left and left <= read
 
     def _opened(self, verdict: Verdict, region: Region) -> Call | None:
-        """The container that the target does not have and whose code computes the tensor that a
-        verdict is about.
+        """The call that the target does not have and whose code makes the tensor that a verdict is
+        about, or hands on what was right before; None in a container that has all of its own code.
         """
-        calls = self.paired.calls
+        calls, kids = self.paired.calls, self.paired.kids[region.call]
+        opened = [k for k in kids[: region.stretch + 1] if has_mark(calls[k], Mark.OPENED)]
         program = self.paired.reference.programs.get(calls[region.call].program)
-        operand = dict(program.outputs).get(verdict.slot) if program is not None else None
-        if program is None or not program.scopes or operand is None or "op" not in operand:
+        if not opened or program is None:
             return None
-        scope = program.scopes[operand["op"][0]]
-        opened = [
-            calls[kid]
-            for kid in self.paired.kids[region.call][: region.stretch + 1]
-            if has_mark(calls[kid], Mark.OPENED) and calls[kid].scope == scope
-        ]
-        return max(opened, key=lambda call: call.order, default=None)
+        wrong = self.paired.slot(verdict.pair, verdict.slot) if verdict.slot else None
+        operand = dict(program.outputs).get(verdict.slot, {})
+        handed = program.inputs[operand["in"]] if "in" in operand else ""
+        if is_of_child(handed) and (k := kids[split_child(handed)[0]]) not in self.paired.pair_of:
+            return calls[k]
+        if wrong is None or wrong.reference_record not in region.outputs or "op" not in operand:
+            around = calls[kids[region.stretch]].scope if region.stretch < len(kids) else ""
+            inside = [k for k in opened if around.startswith(f"{calls[k].scope}.")]
+        else:
+            maker = program.scopes[operand["op"][0]]
+            inside = [k for k in opened if calls[k].scope == maker]
+        return max((calls[k] for k in inside), key=lambda call: call.order, default=None)
 
     def located(self, verdict: Verdict, region: Region) -> Verdict:
         """The verdict, naming a call instead of the code between calls if possible: the unpaired
