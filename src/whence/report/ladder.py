@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from whence.report.document import Document, Table, answering
 from whence.report.tables import count
-from whence.results import Ladder, LadderKind, Pass, Rung, RungKind, Status
+from whence.results import Ladder, LadderKind, Pass, Place, Rung, RungKind, Status
 
 # The name of a rung, and the unit counted in the last column.
 _WORDS: dict[str, tuple[str, str]] = {
@@ -42,6 +42,9 @@ def rungs(result: Ladder, *, output: str = "") -> Document:
         first, *others = rung.why.splitlines() or [""]
         yield f"  {rung.name}", first
         yield from (f"  {line}" for line in others)
+    if result.place is not None:
+        yield ""
+        yield from _place(result.place)
     if (culprit := result.compiler_pass) is not None:
         yield ""
         yield from (_pass if result.kind == LadderKind.STAGES else _optimizer)(culprit)
@@ -70,6 +73,13 @@ def _cells(rung: Rung, *, is_base: bool) -> tuple[str, ...]:
         "bit-equal" if rung.previous_identical else previous,
         f"{count(rung.nodes or rung.graphs)}{broken}" if rung.verdict != RungKind.FAILED else "",
     )
+
+
+def _place(place: Place) -> Document:
+    lines = [f"{each.source}, {each.code} ({each.operator})" for each in place.operators]
+    yield "LINE", "; ".join(lines) or place.why
+    piece = f"{count(len(lines), 'operator')} of {place.of}, " if lines and place.of else ""
+    yield "  rests on", f"{piece}{count(place.runs, 'run')} with a part compiled"
 
 
 def _pass(culprit: Pass) -> Document:

@@ -256,6 +256,32 @@ class Pass(msgspec.Struct, frozen=True, omit_defaults=True):
     why: str = ""
 
 
+class GraphOperator(msgspec.Struct, frozen=True, omit_defaults=True):
+    """An operator of the program. name: of the node in the graph that dynamo traced, "" where an
+    operator was never traced. operator: what it calls ("abs"). source: "file:line" of the program,
+    "" where not known. code: that line.
+    """
+
+    name: str
+    operator: str
+    source: str = ""
+    code: str = ""
+
+
+class Place(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Where in the program a stage of torch.compile goes wrong.
+
+    operators: the smallest piece whose results change when it alone is compiled so far, in order;
+    of dynamo, the first operator whose result the traced graph does not compute. of: number of
+    operators in all graphs. runs: of the program. why: nothing is named, and why.
+    """
+
+    operators: tuple[GraphOperator, ...] = ()
+    of: int = 0
+    runs: int = 0
+    why: str = ""
+
+
 class Ladder(Described, msgspec.Struct, frozen=True, omit_defaults=True):
     """The rungs of one program, and the stage of compilation, level of optimisation or release that
     makes the difference.
@@ -263,7 +289,8 @@ class Ladder(Described, msgspec.Struct, frozen=True, omit_defaults=True):
     status: "same" (none is outside the noise), "different" (a stage is named) or "undecided".
     stages: "dynamo", "aot_autograd", "decomposition", "inductor", or another backend's name; a
     level; a release; several in order where a rung between could not be judged. sentence: why.
-    repeats: two runs of the lowest rung were bit-equal.
+    repeats: two runs of the lowest rung were bit-equal. place: of torch.compile, where a stage is
+    named.
     """
 
     subject: str
@@ -275,6 +302,7 @@ class Ladder(Described, msgspec.Struct, frozen=True, omit_defaults=True):
     compiler_pass: Pass | None = None
     notes: tuple[str, ...] = ()
     kind: str = LadderKind.STAGES
+    place: Place | None = None
 
 
 class Range(msgspec.Struct, frozen=True, omit_defaults=True):

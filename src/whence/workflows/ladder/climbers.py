@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from whence.records import Run
-from whence.results import LadderKind, Pass, Rung, RungKind
+from whence.results import LadderKind, Pass, Place, Rung, RungKind
 
 
 class Stairs(NamedTuple):
@@ -101,6 +101,12 @@ class Climber(abc.ABC):
         self, rungs: Sequence[Rung], base: Run, judge: Judge, tell: Callable[[str], None]
     ) -> Pass | None:
         """Find what makes the difference on the first rung outside the noise, by more runs."""
+        return None
+
+    def place(
+        self, rungs: Sequence[Rung], judge: Judge, tell: Callable[[str], None]
+    ) -> Place | None:
+        """Find where in the program the first rung outside the noise goes wrong, by more runs."""
         return None
 
 

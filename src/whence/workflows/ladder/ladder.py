@@ -23,7 +23,7 @@ from whence.errors import CaptureError, OutputExists, UsageError
 from whence.instrument.rungs import RUNGS
 from whence.readers.opening import open_run
 from whence.records.slots import SlotKind, is_mutated, is_output, slot_of_kind
-from whence.results import Evidence, Ladder, Pass, Rung, RungKind, Status, VerdictKind
+from whence.results import Evidence, Ladder, Rung, RungKind, Status, VerdictKind
 from whence.workflows.compare import compare
 from whence.workflows.ladder.climbers import FINE, Judgement, first_outside
 from whence.workflows.notebook_progress import Tell
@@ -176,10 +176,14 @@ class _Rungs:
         if why:
             return self._result(rungs, Status.UNDECIDED, (), why)
         status, stages, sentence = _judged_rungs(rungs, self.climber)
+        result = self._result(rungs, status, stages, sentence)
+        if status != Status.DIFFERENT:
+            return result
+        place = self.climber.place(rungs, self._judge, self.tell)
         named = None
-        if status == Status.DIFFERENT and (bisect_pass or self.stairs.bisects):
+        if bisect_pass or self.stairs.bisects:
             named = self.climber.bisect(rungs, self.base, self._judge, self.tell)
-        return self._result(rungs, status, stages, sentence, named)
+        return msgspec.structs.replace(result, compiler_pass=named, place=place)
 
     def _result(
         self,
@@ -187,7 +191,6 @@ class _Rungs:
         status: str,
         stages: tuple[str, ...],
         sentence: str,
-        compiler_pass: Pass | None = None,
     ) -> Ladder:
         return Ladder(
             self.climber.words,
@@ -196,9 +199,8 @@ class _Rungs:
             stages,
             tuple(rungs),
             self.repeats,
-            compiler_pass,
-            tuple(self.notes),
-            self.stairs.kind,
+            notes=tuple(self.notes),
+            kind=self.stairs.kind,
         )
 
     # ---- runs

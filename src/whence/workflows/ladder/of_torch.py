@@ -10,10 +10,12 @@ Its state lies in files that the program reads while it compiles
 
 from __future__ import annotations
 
+import abc
 import contextlib
 import copy
 import inspect
 import io
+import os
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -22,8 +24,15 @@ from typing import TYPE_CHECKING, Any
 from whence import extras
 from whence.errors import UsageError
 from whence.instrument.torch.compiled.what_compiled import Compiled, of_run
-from whence.results import LadderKind, Pass, RungKind
-from whence.workflows.ladder.climbers import FINE, Climber, Judge, Judgement, Stairs
+from whence.results import LadderKind, Pass, Place, RungKind
+from whence.workflows.ladder.climbers import (
+    FINE,
+    Climber,
+    Judge,
+    Judgement,
+    Stairs,
+    first_outside,
+)
 from whence.workflows.ladder.of_levels import LevelsCommand, sessions_of
 from whence.workflows.notebook_progress import Tell
 
@@ -73,6 +82,39 @@ class _OfTorch(Climber):
         backend = next((b for b in top.backends if b != "inductor"), "inductor")
         return {**_STAGES, _STATIC: backend}[rung]
 
+    def place(self, rungs: Sequence[Rung], judge: Judge, tell: Tell) -> Place | None:
+        """The smallest piece of the traced graphs that goes wrong when it is compiled alone."""
+        from whence.workflows.ladder.of_pieces import Pieces, first_not_traced
+
+        rung = first_outside(rungs)
+        if rung is None:
+            return None
+
+        def run(name: str, environment: Mapping[str, str], **options: Any) -> Judgement:
+            return judge(lambda path: self.capture(path, name, environment, **options))
+
+        if rung.name == "dynamo":
+            return first_not_traced(run, self.compiled)
+        return Pieces(rung.name, run, self.compiled, tell).place()
+
+    @abc.abstractmethod
+    def capture(
+        self,
+        path: Path,
+        rung: str,
+        environment: Mapping[str, str] | None = None,
+        **options: Any,
+    ) -> float:
+        """Run the program with these variables; options of the capture."""
+
+    @abc.abstractmethod
+    def compiled(self, run: Run) -> Sequence[Compiled]:
+        """What was compiled for a run, by process."""
+
+    def facts(self, path: Path, run: Run) -> dict[str, Any]:
+        """What its processes compiled."""
+        return _facts(self.compiled(run))
+
 
 class TorchCommand(_OfTorch):
     """A command; torch.compile gets the rung's backend in every process that it starts.
@@ -97,18 +139,23 @@ class TorchCommand(_OfTorch):
             self._cache.mkdir()
             yield
 
-    def capture(self, path: Path, rung: str, environment: Mapping[str, str] | None = None) -> float:
+    def capture(
+        self,
+        path: Path,
+        rung: str,
+        environment: Mapping[str, str] | None = None,
+        **options: Any,
+    ) -> float:
         cache = {
             "TORCHINDUCTOR_CACHE_DIR": str(self._cache),
             "TRITON_CACHE_DIR": str(self._cache / "triton"),
         }
-        return self._subject.capture(
-            path, environment={**cache, **(environment or {})}, rung=rung, **self._options
-        )
+        options = {**self._options, **options, "rung": rung}
+        return self._subject.capture(path, environment={**cache, **(environment or {})}, **options)
 
-    def facts(self, path: Path, run: Run) -> dict[str, Any]:
-        """What its processes compiled, as they noted it."""
-        return _facts(of_run(run))
+    def compiled(self, run: Run) -> Sequence[Compiled]:
+        """What its processes noted."""
+        return of_run(run)
 
     def instead(self, base: Run) -> Climber | None:
         """The climber by ONNX Runtime levels, when the program uses only that."""
@@ -174,7 +221,7 @@ class TorchModel(_OfTorch):
             dict(compile_options),
             seed,
         )
-        self._compiled: dict[Path, Compiled] = {}
+        self._compiled: dict[str, Compiled] = {}
         self._makes = not isinstance(model, torch.nn.Module) and _takes_nothing(model)
         self.words = getattr(model, "__name__", type(model).__name__)
 
@@ -190,7 +237,15 @@ class TorchModel(_OfTorch):
             finally:
                 torch._dynamo.reset()
 
-    def capture(self, path: Path, rung: str, environment: Mapping[str, str] | None = None) -> float:
+    def capture(
+        self,
+        path: Path,
+        rung: str,
+        environment: Mapping[str, str] | None = None,
+        **options: Any,
+    ) -> float:
+        from unittest import mock
+
         import torch
 
         from whence.instrument.torch.compiled.stages import Rung
@@ -202,14 +257,15 @@ class TorchModel(_OfTorch):
         around = Rung(rung)
         around.install()
         try:
-            model = self._made()
-            return Program(model, caller(self._inputs)).capture(path)
+            with mock.patch.dict(os.environ, environment or {}):
+                model = self._made()
+                return Program(model, caller(self._inputs)).capture(path, **options)
         finally:
-            self._compiled[path] = around.remove()
+            self._compiled[str(path)] = around.remove()
 
-    def facts(self, path: Path, run: Run) -> dict[str, Any]:
-        """What was compiled for this run."""
-        return _facts([self._compiled[path]])
+    def compiled(self, run: Run) -> Sequence[Compiled]:
+        """What this process compiled."""
+        return [self._compiled[run.path]]
 
     def bisect(self, rungs: Sequence[Rung], base: Run, judge: Judge, tell: Tell) -> Pass:
         """Torch's own bisector, in this process."""

@@ -37,9 +37,9 @@ def named(node: Any) -> Named:
     """
     maker = origin_of(node)
     place = node if _stack(node) else maker
-    source = _source(node) or _source(maker)
+    source = source_of(node) or source_of(maker)
     if not _stack(place):
-        place, source = _neighbour(maker), source or _source(_neighbour(maker))
+        place, source = _neighbour(maker), source or source_of(_neighbour(maker))
     scope, local = _module_path(place)
     target = maker.target
     if isinstance(target, torch._ops.OpOverload):
@@ -184,7 +184,7 @@ def module_path(text: str) -> tuple[str, str]:
     return ".".join(parts), local
 
 
-def _source(node: Any) -> str:
+def source_of(node: Any) -> str:
     """ "file:line" of the program: the innermost frame that is neither torch's nor ours, else the
     innermost.
     """

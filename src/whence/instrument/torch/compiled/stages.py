@@ -16,8 +16,10 @@ from typing import Any
 import torch
 
 from whence.instrument.session import Session
+from whence.instrument.torch.compiled.cuts import Cut, CutBackend
 from whence.instrument.torch.compiled.what_compiled import Compiled, note
 from whence.instrument.wording import counted
+from whence.results import GraphOperator
 
 SHELL = "_whence_shell"
 """Attribute of a function compiled on a rung: the module that represents it."""
@@ -58,6 +60,8 @@ class Rung:
         self._of_modules: Any = None
         self._hook: Any = None
         self._random: bool | None = None
+        self._operators: list[GraphOperator] = []
+        self._values: list[str] = []
         self._switched = contextlib.ExitStack()
         self._counts_before: tuple[int, dict[str, int]] = (0, {})
 
@@ -100,6 +104,8 @@ class Rung:
             tuple(self._backends),
             max(graphs - graphs_before, 0),
             reasons,
+            tuple(self._operators),
+            tuple(self._values),
         )
 
     def finish(self, session: Session) -> None:
@@ -123,7 +129,21 @@ class Rung:
             }
         if self._name == _STATIC:
             arguments = {**arguments, "dynamic": False}
+        if (cut := Cut.of_environment()) is not None:
+            arguments = self._in_part(arguments, cut)
         return _seen(original(model, **arguments), model)
+
+    def _in_part(self, arguments: dict[str, Any], cut: Cut) -> dict[str, Any]:
+        """The arguments of a compilation of the operators of a cut alone."""
+        names = ("mode", "options", "dynamic")
+        backend, how = arguments.get("backend") or "inductor", map(arguments.get, names)
+        whole = (
+            torch._TorchCompileInductorWrapper(*how)
+            if backend == "inductor"
+            else torch._TorchCompileWrapper(backend, *how)
+        )
+        part = CutBackend(whole, cut, self._operators, self._values)
+        return {**arguments, "backend": part, "mode": None, "options": None}
 
     def _met(self, options: dict[str, Any]) -> None:
         if options.get("disable"):

@@ -6,6 +6,7 @@ import msgspec
 
 from whence.instrument.session import Session
 from whence.records import Run
+from whence.results import GraphOperator
 
 NOTE = "rung"
 """Kind of the note in which a run says what it compiled."""
@@ -23,6 +24,8 @@ class Compiled(msgspec.Struct, frozen=True):
     backends: tuple[str, ...]
     graphs: int
     breaks: int
+    operators: tuple[GraphOperator, ...] = ()
+    values: tuple[str, ...] = ()
 
 
 def note(session: Session, compiled: Compiled) -> None:
