@@ -47,9 +47,9 @@ def climbed(bug: Bug, *, bisect: bool) -> Ladder | None:
     """The ladder of a program; None where this torch computes it right."""
     if isinstance(bug, Planted):
         program: Any = bug.program
-        model = program() if isinstance(program, type) else program
+        made = program if isinstance(program, type) else lambda: program
         with bug.around():
-            return whence.ladder(lambda: torch.compile(model, backend=bug.backend), bug.inputs())
+            return whence.ladder(lambda: torch.compile(made(), backend=bug.backend), bug.inputs())
     return whence.ladder(bug.program, bug.inputs(), bisect_pass=bisect) if shown(bug) else None
 
 

@@ -95,7 +95,8 @@ BUGS = (
     Bug(195422, written_through_dropout, lambda: (torch.ones(2, 2),),
         "dynamo|aot_autograd", "dropout"),
     Bug(193279, custom_gradient, lambda: (torch.arange(4.0),), "dynamo", "zeros_like"),
-    Bug(191821, region_of_a_global, lambda: (torch.tensor(0.0),), "dynamo", r"_Held.hidden \+ 1|_region"),
+    Bug(191821, region_of_a_global, lambda: (torch.tensor(0.0),), "dynamo",
+        r"_Held.hidden \+ 1|_region"),
     Bug(187018, int16_abs, lambda: (torch.tensor([15, -32768], dtype=torch.int16),),
         "inductor", "abs"),
 )  # fmt: skip

@@ -25,12 +25,6 @@ def block(x: torch.Tensor) -> torch.Tensor:
     return angle.minimum(x) * torch.softmax(scaled, -1)
 
 
-def rounded(x: torch.Tensor) -> torch.Tensor:
-    y = x * 3 + 1
-    y = y.to(torch.bfloat16).to(torch.float32)
-    return (y - 1).exp()
-
-
 def mean_of_rows(x: torch.Tensor) -> torch.Tensor:
     total = (x * 2).sum(0)
     return (total / x.shape[0]).relu()
@@ -166,7 +160,8 @@ def _rows() -> tuple[Any, ...]:
 
 
 PLANTED = (
-    Planted(0, block, _rows, "miscompiled", "tanh", name="one node of a backend", backend=miscompiled),
+    Planted(0, block, _rows, "miscompiled", "tanh",
+        name="one node of a backend", backend=miscompiled),
     Planted(0, block, _rows, "decomposition", "elu", name="a decomposition",
         around=lambda: _decomposition(aten.elu.default,
             lambda held: lambda x, *more: torch.where(x > 0, x, (torch.exp(x) - 1) * 1.1))),
@@ -174,8 +169,6 @@ PLANTED = (
         around=lambda: _pass(aten.clamp_max.default, _dropped)),
     Planted(0, block, _rows, "inductor", "z - y.mean", name="a pass swaps",
         around=lambda: _pass(aten.sub.Tensor, _swapped)),
-    Planted(0, rounded, _rows, "inductor", "to", name="a pass drops a cast",
-        around=lambda: _pass(torch.ops.prims.convert_element_type.default, _dropped)),
     Planted(0, mean_of_rows, lambda: of_two_lengths, "dynamic_shapes", r"shape\[0\]",
         name="a size is taken for 3", around=lambda: _pass(aten.div.Tensor, _specialised)),
     Planted(0, two_graphs, _rows, "keyed_by_size", "cos", name="code of another graph",

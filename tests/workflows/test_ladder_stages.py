@@ -7,6 +7,7 @@ import itertools
 import json
 import random
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -458,3 +459,102 @@ def test_training_with_dropout():
     assert result.status == "same"
     assert {r.verdict for r in result.rungs[1:]} <= RIGHT
     assert all(p.grad is None for p in model.parameters())
+
+
+def chain(x, y):
+    a = torch.sin(x)
+    b = torch.exp(y)
+    c = torch.tanh(a - b)
+    c.add_(1)
+    return c, torch.cos(a) * b
+
+
+def changing(names, change):
+    """A backend that changes the node of the first name where a graph has nodes of all names."""
+
+    def faulty(graph, inputs):
+        nodes = {node.target if isinstance(node.target, str) else node.target.__name__: node
+                 for node in graph.graph.nodes}  # fmt: skip
+        if set(names) <= set(nodes):
+            change(nodes[names[0]])
+            graph.recompile()
+        return graph.forward
+
+    return faulty
+
+
+def becomes(function):
+    def change(node):
+        node.target = function
+
+    return change
+
+
+def placed(names, change, program=chain):
+    given = torch.linspace(0, 1, 6), torch.linspace(1, 2, 6)
+    result = whence.ladder(lambda: torch.compile(program, backend=changing(names, change)), given)
+    assert (result.status, result.stages) == ("different", ("faulty",))
+    return result
+
+
+def test_a_node_is_named_with_its_line(tmp_path):
+    result = placed(["tanh"], becomes(torch.sigmoid))
+    (node,) = result.place.operators
+    file, _, number = node.source.rpartition(":")
+    assert (node.name, node.operator, file) == ("c", "tanh", __file__)
+    assert node.code == "c = torch.tanh(a - b)"
+    assert chain.__code__.co_firstlineno + 3 == int(number)
+    assert result.place.of == 7
+    text = rungs(result)
+    assert f"LINE               {node.source}, c = torch.tanh(a - b) (tanh)\n" in text
+    assert f"1 operator of 7, {result.place.runs} runs with a part compiled" in text
+    assert json.loads(msgspec.json.encode(result))["place"]["operators"][0]["name"] == "c"
+
+
+def test_swapped_operands_are_named():
+    def swap(node):
+        node.args = node.args[::-1]
+
+    assert [o.operator for o in placed(["sub"], swap).place.operators] == ["sub"]
+
+
+def test_of_operators_that_are_wrong_together_the_others_are_left_out():
+    place = placed(["cos", "sin"], becomes(torch.tan)).place
+    assert [o.operator for o in place.operators] == ["sin", "cos"]
+
+
+def writes_between(x, y):
+    a = torch.sin(x)
+    a.add_(y)
+    return torch.cos(a)
+
+
+def test_what_writes_in_place_stays_in_its_order():
+    place = placed(["cos", "sin"], becomes(torch.tan), writes_between).place
+    assert [o.operator for o in place.operators] == ["sin", "add_", "cos"]
+
+
+class Doubled(torch.autograd.Function):
+    @staticmethod
+    def forward(x):
+        return x * 1
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        pass
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad.mul(2)
+
+
+def with_own_gradient(x):
+    return torch.func.grad(lambda z: Doubled.apply(z).sum())(x)
+
+
+def test_the_line_that_dynamo_left_out_is_named():
+    result = whence.ladder(with_own_gradient, torch.arange(4.0))
+    if result.status == "same":
+        pytest.skip("this torch traces it right")
+    assert result.stages == ("dynamo",)
+    assert [o.code for o in result.place.operators] == ["return grad.mul(2)"]

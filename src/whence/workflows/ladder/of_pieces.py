@@ -54,8 +54,10 @@ class Pieces:
     def _without(self, first: int, last: int) -> tuple[int, ...]:
         """Operators between the first and the last that make no difference."""
         without: tuple[int, ...] = ()
-        for number in range(first + 1, last - 1) if last - first <= _LEFT_OUT_ONE_BY_ONE else ():
-            if self._is_outside(first, last, (*without, number)):
+        between = range(first + 1, last - 1) if last - first <= _LEFT_OUT_ONE_BY_ONE else range(0)
+        # what runs behind the piece is left out from its end, what runs before it from its start
+        for number in (*reversed(between), *between):
+            if number not in without and self._is_outside(first, last, (*without, number)):
                 without = (*without, number)
         # what writes in place may not run in another order: then it is wrong uncompiled too
         wrong = without and self._judged(first, last, without, "dynamo").verdict not in FINE
