@@ -290,6 +290,8 @@ _BEYOND_ROUNDING = {
 }
 """Result of the captures -> the answer when the difference stays in float64."""
 _SHOWN = 4
+_GENERATED = "generate, step "
+"""What names the outputs of a generation, before the number of the step."""
 
 
 class Pair:
@@ -373,7 +375,8 @@ class _Trial:
             return self._finished(msgspec.structs.replace(found, kind=kind), first)
         if changed and (named := self._pinned(found, first, changed)) is not None:
             return self._finished(named, first)
-        return _reshaped(self._finished(self._deeper(found), first), first, second)
+        deep = _reshaped(self._finished(self._deeper(found), first), first, second)
+        return _only_generating(deep, first, second)
 
     def _ask(self, first: _Task | None, second: _Task | None) -> tuple[_Answer, _Answer]:
         answers = self._pair.ask(first, second)
@@ -568,6 +571,18 @@ def _reshaped(found: Upgraded, first: _Answer, second: _Answer) -> Upgraded:
             place = msgspec.structs.replace(place, words=f"{words}; {place.words}")
         return msgspec.structs.replace(found, kind=UpgradeKind.DIFFERS, place=place)
     return found
+
+
+def _only_generating(found: Upgraded, first: _Answer, second: _Answer) -> Upgraded:
+    """Say so where everything but the steps of a generation is equal bit by bit."""
+    unequal = [n for n, held in first["outputs"].items() if second["outputs"].get(n) != held]
+    if not all(name.startswith(_GENERATED) for name in unequal):
+        return found
+    step = min(int(name.removeprefix(_GENERATED)) for name in unequal)
+    words = f"differs only in `generate`, step {step}"
+    place = found.place or ModulePlace("")
+    place = msgspec.structs.replace(place, words="; ".join(filter(None, (words, place.words))))
+    return msgspec.structs.replace(found, place=place)
 
 
 def _changed(first: Any, second: Any, prefix: str = "") -> dict[str, tuple[Any, Any]]:

@@ -10,6 +10,9 @@ from typing import Any, NamedTuple, Protocol
 
 from . import values
 
+GENERATED = "generate, step "
+_STEPS = 4
+
 
 class Built(NamedTuple):
     """A model with weights and inputs.
@@ -118,7 +121,8 @@ def _run(model: Any, arguments: Any, train: bool) -> dict[str, Any]:
     if not train:
         with torch.no_grad():
             result = _call(model, arguments)
-        return dict(values.tensors(result))
+            generated = _generated(model, arguments)
+        return {**dict(values.tensors(result)), **generated}
     model.train()
     for module in model.modules():
         if "Dropout" in type(module).__name__ and hasattr(module, "p"):
@@ -143,6 +147,28 @@ def _run(model: Any, arguments: Any, train: bool) -> dict[str, Any]:
         if parameter.grad is not None:
             found[f"gradient of {name}"] = parameter.grad
     return found
+
+
+def _generated(model: Any, arguments: Any) -> dict[str, Any]:
+    """What each step of a greedy generation gives, {} of a model that does not generate: "generate,
+    step 1" are the scores from which the first token is chosen.
+    """
+    if not isinstance(arguments, dict) or not getattr(model, "can_generate", bool)():
+        return {}
+    given = {name: value for name, value in arguments.items() if not name.startswith("decoder_")}
+    try:
+        result = model.generate(
+            **given,
+            max_new_tokens=_STEPS,
+            min_new_tokens=_STEPS,
+            do_sample=False,
+            return_dict_in_generate=True,
+            output_scores=True,
+        )
+    except Exception:  # noqa: BLE001 - what generation asks for beyond forward is the model's affair
+        return {}
+    scores = getattr(result, "scores", None) or ()
+    return {f"{GENERATED}{step}": held for step, held in enumerate(scores, 1)}
 
 
 def _takes_labels(model: Any, arguments: Any) -> bool:

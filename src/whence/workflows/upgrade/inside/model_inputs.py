@@ -11,7 +11,11 @@ import numpy as np
 
 from . import values
 
+_PRODUCT = re.compile(r"\(\d+x(\d+) and (\d+)x\d+\)")
+"""What torch says of two matrices that cannot be multiplied."""
 BATCH, TOKENS, TEXT_IDS = 2, 9, (3, 90)
+_BESIDE = {"input_ids": ("attention_mask", "decoder_input_ids")}
+"""Optional inputs that are given wherever a model takes them, by its main input."""
 
 
 class Inputs:
@@ -33,51 +37,38 @@ class Inputs:
         return next(iter(self.accepted), own)
 
     def candidates(self) -> Iterator[dict[str, Any]]:
-        """Sets of inputs, the most likely first."""
+        """Sets of inputs: first what forward requires, then everything that it takes and that is
+        known, since what a model needs besides depends on its configuration.
+        """
         first = self.main()
-        for kind in range(3):
-            main = self.array(first, kind)
-            if main is None:
-                return
-            chosen = {first: main}
-            for name in self._beside(first):
-                extra = self.array(name, kind)
-                if extra is not None:
-                    chosen[name] = extra
-            yield chosen
-            if len(chosen) > 1:
-                yield {first: main}
-            if not isinstance(main, np.ndarray) or main.ndim < 2 or first == "input_ids":
-                return
+        required = [n for n, p in self.accepted.items() if p.default is inspect.Parameter.empty]
+        needed = dict.fromkeys([first, *required, *_BESIDE.get(first, ())])
+        for names in (needed, (first, *self.accepted)):
+            for kind in range(3):
+                arrays = {n: self.array(n, kind) for n in names if n in self.accepted}
+                known = {n: array for n, array in arrays.items() if array is not None}
+                yield known | {n: self.vectors(n) for n in needed if n in arrays.keys() - known}
 
-    def _beside(self, first: str) -> list[str]:
-        """Names of the inputs that accompany the first one."""
-        names = [
-            name
-            for name, parameter in self.accepted.items()
-            if parameter.default is inspect.Parameter.empty and name != first
-        ]
-        encoder_decoder = getattr(self._config, "is_encoder_decoder", False)
-        if first == "input_ids" and "attention_mask" in self.accepted:
-            names.append("attention_mask")
-        if encoder_decoder and "decoder_input_ids" in self.accepted:
-            names.append("decoder_input_ids")
-        if (
-            first == "pixel_values"
-            and "input_ids" in self.accepted
-            and (hasattr(self._config, "text_config"))
-        ):
-            names.append("input_ids")
-        if first == "input_ids" and re.search(
-            r"clip|siglip|align|blip|flava", self._config.model_type
-        ):
-            names += [n for n in ("pixel_values",) if n in self.accepted]
-        return list(dict.fromkeys(names))
+    def vectors(self, name: str) -> Any:
+        """An input of an unknown name: a vector of the model's width for each token."""
+        width = self._setting("hidden_size", "d_model", "embed_dim", "n_embd", default=64)
+        return values.drawn(name, (BATCH, TOKENS, width))
 
-    def asked_for(self, message: str, given: dict[str, Any]) -> list[str]:
-        """Inputs that an error message names and that were not given."""
-        names = [n for n in self.accepted if n not in given and re.search(rf"\b{n}\b", message)]
-        return [n for n in names if self.array(n, 0) is not None]
+    def asked_for(self, error: Exception, given: dict[str, Any]) -> dict[str, Any]:
+        """Inputs that an error names, or the code that it went through, and that were not given;
+        and vectors of the width that the weight they are multiplied by has.
+        """
+        words = values.words(error)
+        missing = [n for n in self.accepted if n not in given and n in words]
+        more = {n: array for n in missing if (array := self.array(n, 0)) is not None}
+        if sizes := _PRODUCT.search(str(error)):
+            had, wants = int(sizes[1]), int(sizes[2])
+            more |= {
+                name: values.drawn(name, (*array.shape[:-1], wants))
+                for name, array in given.items()
+                if array.dtype == np.float32 and array.shape[-1] == had
+            }
+        return more
 
     def _setting(self, *names: str, default: int = 0) -> int:
         """The first of these numbers in the configuration or its nested configurations."""

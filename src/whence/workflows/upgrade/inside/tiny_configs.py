@@ -6,9 +6,15 @@ import inspect
 import re
 from typing import Any
 
+from . import values
+
 WIDTH, HEADS, HEAD, INNER, VOCABULARY = 64, 4, 16, 128, 128
-SIZES = ("small", "few layers", "as it is")
-"""What is made small: everything; layers, tokens, experts and images; only tokens."""
+SIZES = ("small", "in proportion", "few layers", "as it is")
+"""What is made small: everything; everything, widths and heads by one factor, so that their
+relations hold; layers, tokens, experts and images; only tokens.
+"""
+_FACTOR = 16
+"""Largest factor by which widths and heads become smaller in proportion."""
 
 # The first rule that matches the name gives the number; a rule never increases a number.
 _COUNTS = (
@@ -52,10 +58,11 @@ def small(config: Any, size: str) -> dict[str, Any]:
         rules = [_COUNTS[0]]
     else:
         rules = [*_COUNTS, *(_WIDTHS if size == "small" else ())]
+    factor = _common_factor(config) if size == "in proportion" else 1
     chosen: dict[str, Any] = {}
     taken = inspect.signature(type(config).__init__).parameters
-    values = {k: v for k, v in vars(config).items() if k in taken}
-    for name, value in values.items():
+    held = {k: v for k, v in vars(config).items() if k in taken}
+    for name, value in held.items():
         if hasattr(value, "to_dict") and hasattr(value, "model_type"):
             chosen[name] = type(value)(**small(value, size))
         elif value is None and name in _UNSET:
@@ -66,19 +73,48 @@ def small(config: Any, size: str) -> dict[str, Any]:
             continue
         elif isinstance(value, int):
             smaller = _count(name, value, rules)
-            if smaller is not None:
-                chosen[name] = smaller
+            chosen[name] = value // _divisor(name, value, factor) if smaller is None else smaller
         elif isinstance(value, list | tuple) and size != "as it is":
             shorter = _listed(name, list(value), size)
             if shorter is not None:
                 chosen[name] = shorter
         elif isinstance(value, float) and "drop" in name:
             chosen[name] = 0.0
-    _layers(values, chosen)
-    _heads(values, chosen)
-    _images(values, chosen, size)
-    _tokens(values, chosen)
+    _layers(held, chosen)
+    _heads(held, chosen)
+    _images(held, chosen, size)
+    _tokens(held, chosen)
     return chosen
+
+
+def _divisor(name: str, value: int, factor: int) -> int:
+    """`factor` for a number that grows with the width of a model, which the size of a head does
+    not; else 1.
+    """
+    (head, _), *others = _WIDTHS
+    grows = any(re.search(rule, name) for rule, _ in others)
+    kept = re.search(head, name) or _KEPT.search(name) or value % factor
+    return factor if grows and not kept else 1
+
+
+def _common_factor(config: Any) -> int:
+    """The largest power of 2 that divides every number of heads, at most `_FACTOR`."""
+    heads = [
+        value
+        for name, value in vars(config).items()
+        if re.search(r"heads?$", name) and type(value) is int and value > 1
+    ]
+    factor = _FACTOR
+    while factor > 1 and any(value % factor for value in heads):
+        factor //= 2
+    return factor
+
+
+def asked_for(error: Exception, config: Any) -> list[tuple[Any, str]]:
+    """Settings that a configuration, or one inside it, leaves open, and that an error names."""
+    inner = [config, *(v for v in vars(config).values() if hasattr(v, "model_type"))]
+    words = values.words(error)
+    return [(each, n) for each in inner for n, v in vars(each).items() if v is None and n in words]
 
 
 def _count(name: str, value: int, rules: list[tuple[str, int]]) -> int | None:
@@ -104,7 +140,7 @@ def _listed(name: str, value: list[Any], size: str) -> list[Any] | None:
     return None
 
 
-def _layers(values: dict[str, Any], chosen: dict[str, Any]) -> None:
+def _layers(held: dict[str, Any], chosen: dict[str, Any]) -> None:
     """Reduce lists with an entry for each layer to one entry of each kind, and adjust the number of
     layers.
     """
@@ -113,10 +149,10 @@ def _layers(values: dict[str, Any], chosen: dict[str, Any]) -> None:
     )
     if not count_name:
         return
-    before = values[count_name]
+    before = held[count_name]
     lists = {
         name: list(value)
-        for name, value in values.items()
+        for name, value in held.items()
         if isinstance(value, list | tuple) and len(value) == before
     }
     if not lists:
@@ -134,22 +170,22 @@ def _layers(values: dict[str, Any], chosen: dict[str, Any]) -> None:
         chosen[name] = [value[place] for place in places]
 
 
-def _heads(values: dict[str, Any], chosen: dict[str, Any]) -> None:
+def _heads(held: dict[str, Any], chosen: dict[str, Any]) -> None:
     """Keep as many key-value heads as query heads when both numbers were equal."""
     keys, heads = "num_key_value_heads", "num_attention_heads"
-    if keys in chosen and heads in chosen and values[keys] == values[heads]:
+    if keys in chosen and heads in chosen and held[keys] == held[heads]:
         chosen[keys] = chosen[heads]
 
 
-def _images(values: dict[str, Any], chosen: dict[str, Any], size: str) -> None:
+def _images(held: dict[str, Any], chosen: dict[str, Any], size: str) -> None:
     """Set images to 4 x 4 patches, or to 64 x 64 pixels."""
     if size == "as it is":
         return
-    patch = values.get("patch_size", values.get("encoder_patch_size", 16))
+    patch = held.get("patch_size", held.get("encoder_patch_size", 16))
     patch = patch if isinstance(patch, int) and patch else 16
     side = max(4 * patch, 64) if patch > 1 else 64
     side = side // patch * patch
-    for name, value in values.items():
+    for name, value in held.items():
         if not _IMAGE.search(name):
             continue
         if isinstance(value, int) and not isinstance(value, bool) and value > side:
@@ -162,11 +198,11 @@ def _images(values: dict[str, Any], chosen: dict[str, Any], size: str) -> None:
             chosen[name] = [side, side]
 
 
-def _tokens(values: dict[str, Any], chosen: dict[str, Any]) -> None:
+def _tokens(held: dict[str, Any], chosen: dict[str, Any]) -> None:
     """Move special tokens to the end of the small vocabulary, each to an id of its own."""
     last = VOCABULARY - 1
     moved: dict[int, int] = {}
-    for name, value in values.items():
+    for name, value in held.items():
         if not re.search(r"token_(id|index)$|_token$|token_ids$", name):
             continue
         if isinstance(value, int) and not isinstance(value, bool) and value >= VOCABULARY:

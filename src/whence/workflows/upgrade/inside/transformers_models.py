@@ -10,6 +10,10 @@ from typing import Any, NamedTuple
 from . import model_inputs, tiny_configs, values
 
 LARGEST = 80_000_000
+_REPAIRS = 5
+"""How often a model is tried again with what its error asks for."""
+_ASKED_FOR = 8
+"""A number that a configuration leaves open and its model needs."""
 _HEADS = (
     "SPEECH_SEQ_2_SEQ",
     "SEQ_TO_SEQ_CAUSAL_LM",
@@ -117,8 +121,7 @@ def _model(
         config_class = CONFIG_MAPPING[name]
     config = config_class(**tiny_configs.small(config_class(), size))
     _set(config, settings)
-    with torch.device("meta"):
-        weights = sum(p.numel() for p in kind(copy.deepcopy(config)).parameters())
+    weights = _weights(kind, config)
     if weights > LARGEST:
         raise CannotBuild(f"{weights:,} weights")
     if checkpoint:
@@ -133,6 +136,23 @@ def _model(
         missing = ()
     model.eval()
     return model, missing
+
+
+def _weights(kind: Any, config: Any) -> int:
+    """The number of weights of a model. Settings that the model asks for are filled in."""
+    import torch
+
+    for left in reversed(range(_REPAIRS)):
+        try:
+            with torch.device("meta"):
+                return sum(p.numel() for p in kind(copy.deepcopy(config)).parameters())
+        except Exception as error:
+            unset = tiny_configs.asked_for(error, config)
+            if not unset or not left:
+                raise
+            for inner, name in unset:
+                setattr(inner, name, _ASKED_FOR)
+    return 0
 
 
 def _set(config: Any, settings: dict[str, Any]) -> None:
@@ -150,24 +170,28 @@ def _inputs(model: Any, shapes: dict[str, list[int]] | None) -> dict[str, Any]:
     if shapes is not None:
         return {name: _of_shape(wanted, name, shape) for name, shape in shapes.items()}
     errors: list[str] = []
+    tried: list[dict[str, list[int]]] = []
     for candidate in wanted.candidates():
         given = dict(candidate)
-        for _ in range(4):
+        forms = {name: list(array.shape) for name, array in given.items()}
+        if forms in tried:
+            continue
+        tried.append(forms)
+        for _ in range(_REPAIRS):
             try:
                 run(model, given)
                 return given
             except Exception as error:  # noqa: BLE001 - what it says may name the input that it misses
                 errors.append(f"{type(error).__name__}: {error}")
-                more = wanted.asked_for(str(error), given)
+                more = wanted.asked_for(error, given)
                 if not more:
                     break
-                given |= {name: wanted.array(name, 0) for name in more}
+                given |= more
     raise CannotBuild(errors[0] if errors else f"nothing is known of the input {wanted.main()}")
 
 
 def _of_shape(wanted: model_inputs.Inputs, name: str, shape: list[int]) -> Any:
-    for kind in range(3):
-        array = wanted.array(name, kind)
+    for array in (*(wanted.array(name, kind) for kind in range(3)), values.drawn(name, shape)):
         if array is not None and list(array.shape) == shape:
             return array
     raise CannotBuild(f"{name} of shape {shape} is not an input here")

@@ -7,6 +7,7 @@ from __future__ import annotations
 import hashlib
 import math
 import re
+import traceback
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
@@ -43,6 +44,12 @@ def weight(name: str, shape: Iterable[int]) -> Any:
         return 0.5 * numbers
     fan_in = math.prod(sizes[1:]) if len(sizes) != 3 else max(sizes[1:])
     return (numbers / math.sqrt(max(fan_in, 1))).astype(np.float32)
+
+
+def words(error: BaseException) -> set[str]:
+    """Words of an error, and of the lines of code that it went through."""
+    lines = [frame.line or "" for frame in traceback.extract_tb(error.__traceback__)]
+    return set(re.findall(r"\w+", " ".join([str(error), *lines])))
 
 
 def aliases(model: Any) -> list[list[str]]:
