@@ -9,9 +9,10 @@ The command runs twice eagerly, then once per stage: aot_eager (dynamo and AOTAu
 aot_eager_decomp_partition (with inductor's decompositions) and inductor; where that is the first
 outside the noise, with dynamic shapes and caches of whole graphs off, and with caches off. Nothing
 is edited: torch.compile gets another backend in these processes. Each stage is compared with eager
-and with the stage before it. More runs, in which only a piece of the traced graphs is compiled, then
-name the operators and lines that go wrong. With --bisect-pass, torch's own compiler bisector then finds the pass,
-lowering or decomposition, with this comparison as its test; that takes about 20 more runs.
+and with the stage before it. More runs, in which only a piece of the traced graphs is compiled,
+then name the operators and lines that go wrong. With --bisect-pass, torch's own compiler bisector
+finds the pass, lowering or decomposition too, with this comparison as its test; that takes about 20
+more runs.
 
 A program that compiles nothing and makes sessions of ONNX Runtime runs twice with their graph
 optimisations off, then once per level (basic, extended, layout, all). A bisection over more runs
