@@ -97,6 +97,19 @@ class _OfTorch(Climber):
             return first_not_traced(run, self.compiled)
         return Pieces(rung.name, run, self.compiled, tell).place()
 
+    def bisect(self, rungs: Sequence[Rung], base: Run, judge: Judge, tell: Tell) -> Pass:
+        """Torch's own bisector, over runs of the program."""
+
+        def good(environment: Mapping[str, str]) -> bool | None:
+            verdict = judge(lambda path: self.capture(path, "inductor", environment)).verdict
+            return verdict in FINE if verdict in (*FINE, RungKind.OUTSIDE) else None
+
+        return _no_pass(rungs) or _bisect_passes(good, _answers(rungs), self.bisecting(base), tell)
+
+    def bisecting(self, eager: Run) -> Path | None:
+        """Where the program finds the state of torch's bisector; None in this process."""
+        return None
+
     @abc.abstractmethod
     def capture(
         self,
@@ -172,15 +185,7 @@ class TorchCommand(_OfTorch):
             "ran as they are on every rung: --of onnxruntime climbs their levels"
         ]
 
-    def bisect(self, rungs: Sequence[Rung], base: Run, judge: Judge, tell: Tell) -> Pass:
-        """Torch's own bisector, over runs of the command."""
-
-        def good(environment: Mapping[str, str]) -> bool | None:
-            return _good(judge(lambda path: self.capture(path, "inductor", environment)))
-
-        return _no_pass(rungs) or _bisect_passes(good, _answers(rungs), self._bisecting(base), tell)
-
-    def _bisecting(self, eager: Run) -> Path:
+    def bisecting(self, eager: Run) -> Path:
         """Set up the state of torch's bisector where the program finds it. Raises UsageError."""
         import torch
 
@@ -267,14 +272,6 @@ class TorchModel(_OfTorch):
         """What this process compiled."""
         return [self._compiled[run.path]]
 
-    def bisect(self, rungs: Sequence[Rung], base: Run, judge: Judge, tell: Tell) -> Pass:
-        """Torch's own bisector, in this process."""
-
-        def good(environment: Mapping[str, str]) -> bool | None:
-            return _good(judge(lambda path: self.capture(path, "inductor", environment)))
-
-        return _no_pass(rungs) or _bisect_passes(good, _answers(rungs), None, tell)
-
     def _made(self) -> Any:
         """The model for this rung: created or copied, and compiled unless it is compiled
         already.
@@ -314,11 +311,6 @@ def _facts(compiled: Sequence[Compiled]) -> dict[str, Any]:
         "graphs": sum(c.graphs for c in compiled),
         "breaks": sum(c.breaks for c in compiled),
     }
-
-
-def _good(judgement: Judgement) -> bool | None:
-    told = judgement.verdict in (*FINE, RungKind.OUTSIDE)
-    return judgement.verdict in FINE if told else None
 
 
 def _no_pass(rungs: Sequence[Rung]) -> Pass | None:
