@@ -576,3 +576,21 @@ def test_a_tensor_that_is_missing_is_the_headline_and_no_shape(run, tmp_path, eq
     result = whence.compare_labels(run, output=tmp_path / "cmp")
     assert result.status == "undecided"
     assert "gone.bin never appeared" in result.headline
+
+
+@pytest.mark.parametrize("task", ["", "turn 0", "turn 2"])
+def test_a_task_that_stands_out_from_the_others_is_named(run, task):
+    """The first label of a task in 16 bits has room for rounding that nobody sees; the same label
+    in other tasks shows how much of it there is.
+    """
+    torch.manual_seed(0)
+    with whence.recording(run):
+        for turn in ("turn 0", "turn 1", "turn 2"):
+            with whence.task(turn):
+                for _ in range(3):
+                    exact = torch.randn(6, 16)
+                    off = torch.randn(6, 16) * (0.01 if turn == task else 0.0005)
+                    pair("hidden", exact.half(), (exact + off).half())
+    result = whence.compare_labels(run)
+    assert [(f.root, f.occurrence) for f in result.findings] == ([(task, 0)] if task else [])
+    assert result.status == ("different" if task else "same")

@@ -1,6 +1,8 @@
 """Which label the tensors in a library's files belong to: by number, by time, by shape."""
 
 import os
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -95,3 +97,34 @@ def test_a_white_list_that_hides_a_file_is_named(tmp_path):
     )
     assert hidden.startswith("LIBRARY_ONLY=NormRunner, 线性Runner hides it")
     assert missing.startswith("0_M/2_线性Runner/out.npy never appeared")
+
+
+def test_operations_of_a_library_are_shown_as_a_tree(tmp_path):
+    rng = np.random.default_rng(0)
+    program = tmp_path / "program.py"
+    for layer in (0, 1):
+        folder = tmp_path / f"0_Model/{layer}_Layer/3_Attention/after"
+        folder.mkdir(parents=True)
+        np.save(folder / "out.npy", rng.standard_normal((4, 8)).astype(np.float32))
+    program.write_text(
+        "import numpy as np\nimport whence\n"
+        "for layer in (0, 1):\n"
+        "    file = f'0_Model/{layer}_Layer/3_Attention/after/out.npy'\n"
+        "    held = np.load(file)\n"
+        "    np.save(file, held * np.float32(1 + 0.05 * layer))\n"
+        "    whence.label(f'attention {layer}', held, side='reference')\n"
+        "    whence.label(f'attention {layer}', file=file, side='target')\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-m", "whence", "run", "--compare", "-o", "cmp", "--", sys.executable, program],
+        cwd=tmp_path, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 1, done.stderr
+    levels = done.stdout.partition("  levels")[2].splitlines()[:5]
+    assert [line.split() for line in levels] == [
+        ["0_Model"],
+        ["0_Layer"],
+        ["3_Attention", "identical", "rel_l2", "0"],
+        ["1_Layer"],
+        ["3_Attention", "introduced", "rel_l2", "0.05"],
+    ]

@@ -55,13 +55,14 @@ class OtherSteps(NamedTuple):
     before: Sequence[float] = ()
     after: Sequence[float] = ()
 
-    def quiet(self, error: float) -> Sequence[float]:
-        """The errors of other steps from which `error` stands out, () if it does not.
+    def quiet(self, error: float, factor: float) -> Sequence[float]:
+        """The errors of other steps that are `factor` times smaller than `error`, () where these
+        are not most of them.
 
         At least one later step must be among them: after different inputs (another token, a spoilt
         cache), no later step would agree again.
         """
-        limit = error / LIMITS.beside_other_steps
+        limit = error / factor
         after = [e for e in self.after if e <= limit]
         quiet = [*(e for e in self.before if e <= limit), *after]
         every = len(self.before) + len(self.after)
@@ -75,13 +76,15 @@ def judge_stated(
     look: Callable[[], Sight | None],
     *,
     first: bool,
+    in_other_steps: OtherSteps,
 ) -> Verdict:
     """The verdict of a pair that the program itself states, from the verdict of its error growth,
     with room for rounding in operators that are not visible.
 
     first: whether no tensor before it is visible. The room is `Limits.otherwise`; at 16 bits it is
     granted to the first pair only, since the limit of growth then leaves enough room. look: what
-    the elements show, None if they were not kept.
+    the elements show, None if they were not kept. in_other_steps: errors of the same pair in other
+    tasks, which show what the operators between make by rounding.
     """
     verdict = without_visible(verdict)
     if growth.evidence not in (Evidence.TWO_DUMPS, Evidence.STATISTICS):
@@ -95,6 +98,8 @@ def judge_stated(
             f"{'' if room == 0 else f'more than {room:.2g}, '}and nothing before it is seen"
         )
         return verdict.replace(sentence=sentence, numbers={**verdict.numbers, "e_in": None})
+    if u and (stands_out := _beside(verdict, growth, in_other_steps, LIMITS.whole)):
+        return stands_out
     if verdict.verdict == VerdictKind.INTRODUCED:
         sentence = (
             f"differs by rel_l2 {growth.e_out:.2g}, within {room:.2g}, which rounding in "
@@ -141,13 +146,10 @@ def judge_unseen(
     coherence = look() if is_half_roundoff(u) else None
     if coherence is not None and coherence.effect > LIMITS.growth * growth.e_in:
         return _introduced(verdict, growth, _not_rounding(coherence), is_whole=is_whole)
-    quiet = in_other_steps.quiet(growth.e_out) if in_other_steps is not None else ()
-    if quiet and growth.growth > LIMITS.growth:
-        why = (
-            f"differs by rel_l2 {growth.e_out:.2g}, where {len(quiet)} other steps, later ones "
-            f"among them, differ by {max(quiet):.2g} at most"
-        )
-        return _introduced(verdict, growth, "", is_whole=is_whole).replace(sentence=why)
+    if in_other_steps is not None and (
+        stands_out := _beside(verdict, growth, in_other_steps, LIMITS.beside_other_steps)
+    ):
+        return stands_out
     if errors_before is None:
         return _open(
             verdict,
@@ -204,6 +206,23 @@ def unless_coherent(
         if math.isfinite(size) and (name := f"visible_{kind}")
     }
     return verdict.replace(numbers={**known, **numbers})
+
+
+def _beside(
+    verdict: Verdict, growth: ErrorGrowth, others: OtherSteps, factor: float
+) -> Verdict | None:
+    """The verdict of a tensor whose error is `factor` times that of most other steps, which came
+    in with none of its inputs; else None.
+    """
+    quiet = others.quiet(growth.e_out, factor)
+    if not quiet or growth.growth <= LIMITS.growth:
+        return None
+    where = "other steps, later ones among them," if others.before else "labels of other tasks"
+    why = (
+        f"differs by rel_l2 {growth.e_out:.2g}, where {len(quiet)} {where} "
+        f"differ by {max(quiet):.2g} at most"
+    )
+    return _introduced(verdict, growth, "").replace(sentence=why)
 
 
 def _not_rounding(sight: Sight) -> str:

@@ -67,6 +67,7 @@ def _answer(result: Comparison, output: str, occurrences: bool) -> Document:
     for i, finding in enumerate(result.findings[:_MOST_FINDINGS]):
         yield from _finding(finding, result, first=i == 0)
     yield _more(result.findings, "report.json")
+    yield "  levels", result.levels
     yield from _remarks(result)
     for item in result.declared:
         yield from _declared(item)

@@ -389,6 +389,7 @@ class Comparison(Framed, msgspec.Struct, frozen=True):
     further, the most telling first. ranks: what ranks of the target part in, and those of the
     reference do not.
     missing: what either run lacks; where some of it is not accepted, the status is not `same`.
+    levels: the operations of a library whose files labels name, as a tree, in lines.
     """
 
     status: str
@@ -432,6 +433,7 @@ class Comparison(Framed, msgspec.Struct, frozen=True):
     undecided: Undecided | None = None
     ranks: tuple[RankFinding, ...] = ()
     missing: tuple[NotThere, ...] = ()
+    levels: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         for name in ("rows", "verdicts"):

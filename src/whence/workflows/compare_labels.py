@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 from collections import defaultdict
-from collections.abc import Sequence
-from pathlib import Path
+from collections.abc import Iterator, Sequence
+from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from whence.errors import CaptureError, ElementsMissing, UnreadableRun
-from whence.results import Comparison, Finding, Shown, Status, ViewRow
+from whence.results import Comparison, Finding, Shown, Status, Verdict, ViewRow, severity
 from whence.workflows.notebook_progress import Count
 from whence.workflows.saved import AnyPath, AnyRun, as_run, check_output, storing
 
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from whence.comparison.prepare.label_sides import Label, TensorMatcher
 
 _SHOWN = 3  # sentences of a kind
+_MOMENTS = ("before", "after")  # folders in which libraries keep what an operation takes and gives
 
 
 def compare_labels(
@@ -85,13 +87,40 @@ def labels_compared(
             "or WHENCE_LABEL in C++"
         )
     rows = faced(labels)
-    reference_run, target_run, notes = sides([row for row in rows if not _without_tensor(row)])
+    compared = [row for row in rows if not _without_tensor(row)]
+    reference_run, target_run, notes = sides(compared)
     result = compare_runs(
         reference_run,
         target_run,
         CompareOptions(replay=False, strict=strict, match="exact", stated=True, progress=progress),
     )
+    result = msgspec.structs.replace(result, levels=tuple(_levels(result, compared)))
     return _with_alone(result, rows, notes), rows
+
+
+def _levels(result: Comparison, rows: Sequence[TensorMatcher]) -> Iterator[str]:
+    """The operations whose files labels name, as a tree: model, layer, operation, each with its
+    worst verdict.
+    """
+    from whence.readers.assembly.named_tensors import natural
+
+    worst: dict[tuple[str, ...], Verdict | None] = {}
+    for verdict in result.verdicts:
+        row = rows[result.plan.pairs[verdict.pair].reference]
+        for label in filter(None, (row.reference, row.target)):
+            folders = PurePath(str(label.call.arguments.get("named", ""))).parent.parts
+            place = tuple(itertools.takewhile(lambda folder: folder not in _MOMENTS, folders))
+            for depth in range(1, len(place)):
+                worst.setdefault(place[:depth])
+            known = worst.get(place)
+            if known is None or severity(verdict.verdict) > severity(known.verdict):
+                worst[place] = verdict
+    for place in sorted(filter(None, worst), key=lambda place: list(map(natural, place))):
+        line = "  " * len(place[1:]) + place[-1]
+        if (verdict := worst[place]) is not None:
+            size = verdict.numbers.get("e_out")
+            line += f"   {verdict.verdict}" + (f" rel_l2 {size:.2g}" if size is not None else "")
+        yield line
 
 
 def run_labels(

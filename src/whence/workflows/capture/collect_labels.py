@@ -229,7 +229,8 @@ def _add(folder: str, labels: list[FoundLabel], keep: str) -> None:
                     leaf=True,
                     no_program=NO_PROGRAM,
                     refs=(Ref("output.0", record),),
-                    arguments=described(label.task, label.label_id, label.time_ns, file),
+                    arguments=described(label.task, label.label_id, label.time_ns, file)
+                    | ({"named": label.file} if label.file else {}),
                 )
                 writer.call(call)
 
@@ -302,6 +303,7 @@ class FoundLabel:
     why: str = ""
     late: bool = False
     overwritten: bool = False
+    file: str = ""
 
 
 def resolved(
@@ -340,6 +342,7 @@ def _looked_up(
             label.at,
             label.rank,
             label.source,
+            file=label.file,
         )
         out.append(found_label)
         where = chosen_library or anywhere("", label.cwd)

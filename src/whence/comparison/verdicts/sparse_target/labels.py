@@ -235,7 +235,14 @@ class LabelJudge:
         verdict = judge.judge_region(self._labels[label.id], -1, growth, note=self._note)
         look = functools.partial(self.errors.sight, slots)
         if self.paired.stated:
-            verdict = judge.judge_stated(verdict, growth, u, look, first=not labels_before)
+            verdict = judge.judge_stated(
+                verdict,
+                growth,
+                u,
+                look,
+                first=not labels_before,
+                in_other_steps=self._in_other_tasks(label),
+            )
         elif verdict.verdict == VerdictKind.INTRODUCED and (kernel := self._around.kernel(label)):
             verdict = verdict.withdrawn(
                 VerdictKind.UNDETERMINED,
@@ -251,6 +258,26 @@ class LabelJudge:
                 why = f"{verdict.sentence}; within what 16 bits leave of a gradient"
                 verdict = verdict.withdrawn(VerdictKind.INHERITED, why)
         return self._tolerated(verdict, label, slots, growth.e_out)
+
+    def _in_other_tasks(self, label: Call) -> judge.OtherSteps:
+        """The largest errors of the labels of this name in other tasks, none of which depends on
+        another; where names differ from task to task, of those of its line.
+        """
+        for place in (label.scope, label.source):
+            others = [e for task, e in self._by_place[place, label.rank] if task != label.root]
+            if others:
+                break
+        return judge.OtherSteps(after=others)
+
+    @functools.cached_property
+    def _by_place(self) -> Mapping[tuple[str, int], Sequence[tuple[str, float]]]:
+        """(task, largest error) of the labels, by name or line, and process."""
+        placed: dict[tuple[str, int], list[tuple[str, float]]] = defaultdict(list)
+        for label in (self.paired.calls[call] for call in self._labels):
+            known = [e.value for e in self._errors(label) if e.value is not None]
+            for place in {label.scope, label.source} if known else ():
+                placed[place, label.rank].append((label.root, max(known)))
+        return placed
 
     def _beside(self, label: Call, slots: Iterable[SlotPair]) -> Iterator[float]:
         """Unit roundoffs of the tensors in a label's step, without those that are so small that
