@@ -7,8 +7,9 @@ parameters, other arguments) and leaves tensors that agree again. The suspect is
 same computation where every way ends so. A call that is the same in both runs takes nothing back:
 it hides an error, as a sum with something large does.
 
-Printed logs do not say who reads what. There the suspect is another form where the target makes the
-reference's tensor in a later operator of its own, and all results of the model agree.
+Printed logs do not say who reads what, also with programs that read otherwise. There the suspect is
+another form where the target makes the reference's tensor in a later operator of its own, and all
+results of the model agree, but for what a fault that was proven elsewhere explains.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from whence.comparison.verdicts.pair_errors import PairErrors
 from whence.judge.limits import LIMITS
 from whence.records import Call, in_order
 from whence.records.slots import is_of_child, is_param, is_read, is_written
-from whence.results import GUILTY, Evidence, SlotPair, Verdict, VerdictKind
+from whence.results import GUILTY, Confidence, Evidence, SlotPair, Verdict, VerdictKind
 
 Key = tuple[int, int]
 """Of a verdict: call of the reference and segment of it, -1 for a leaf."""
@@ -53,6 +54,7 @@ class DataFlow:
         self._was_replayed = was_replayed
         self.covered: set[int] = set()
         self._takers: set[int] = set()
+        self._is_proven = False
         self._verdicts: Mapping[Key, Verdict] = {}
 
     def judged(self, verdicts: Mapping[Key, Verdict]) -> dict[Key, Verdict]:
@@ -60,11 +62,16 @@ class DataFlow:
         back, withdrawn as another form of the same computation.
         """
         judged = dict(verdicts)
+        self._is_proven = any(
+            verdict.verdict == VerdictKind.INTRODUCED and verdict.confidence == Confidence.CERTAIN
+            for verdict in verdicts.values()
+        )
         for key, verdict in verdicts.items():
             if not _is_suspect(verdict) or _came_in(verdict) is None or self._was_replayed(key):
                 continue
             behind = self._taken_back_by(key, verdict)
-            maker = "" if self._readers else self._made_behind(key, verdict)
+            is_read = any(p.reference_record in self._readers for p in self._left(key, verdict))
+            maker = "" if is_read else self._made_behind(key, verdict)
             if maker:
                 words = f"another form: the target makes this in {maker}; {verdict.sentence}"
                 judged[key] = verdict.withdrawn(VerdictKind.OTHER_FORM, words)
@@ -128,7 +135,7 @@ class DataFlow:
         pairs = self._left(key, verdict)
         off = {pair.reference_record for pair in pairs if not self._agrees(pair, e_in)}
         is_clear = any(not self._agrees(pair, e_in, _CLEAR) for pair in pairs)
-        if not is_clear or not self._are_results_right(call, e_in):
+        if not is_clear or not self._are_right(self._results[call.step, call.rank]):
             return set()
         derived = self._derived(pairs, self._paired.pair(self._paired.pair_of[key[0]]).partner)
         handed: set[int] = set()  # read another tensor of the target, which agrees
@@ -168,7 +175,7 @@ class DataFlow:
         """
         paired, pairs = self._paired, self._left(key, verdict)
         results = [pair for step in self._results.values() for pair in step]
-        if len(pairs) != 1 or not results or not all(map(self._is_right, results)):
+        if len(pairs) != 1 or not self._are_right(results):
             return ""
         order = paired.pair(paired.pair_of[key[0]]).partner.order
         with_partner = {pair.target for pair in paired.plan.pairs}
@@ -189,6 +196,12 @@ class DataFlow:
         a, b = (array.astype(np.float64).ravel() for array in arrays)
         error = float(np.linalg.norm(b - a) / (np.linalg.norm(a) or 1.0))
         return maker.scope if self._is_right(pairs[0], error) else ""
+
+    def _are_right(self, results: Sequence[SlotPair]) -> bool:
+        """Whether results of the model agree, or a fault that was proven explains why not; False
+        if there are none.
+        """
+        return bool(results) and (self._is_proven or all(map(self._is_right, results)))
 
     def _is_right(self, pair: SlotPair, error: float | None = None) -> bool:
         own = self._errors.of(pair)
@@ -277,11 +290,6 @@ class DataFlow:
         error = self._errors.of(pair)
         limit = times * LIMITS.growth * (e_in + 2 * error.u)
         return error.value is not None and error.value <= limit
-
-    def _are_results_right(self, call: Call, e_in: float) -> bool:
-        """Whether all outputs of the model in this call's step agree; False if there are none."""
-        results = self._results[call.step, call.rank]
-        return bool(results) and all(self._agrees(pair, e_in) for pair in results)
 
     @functools.cached_property
     def _written_by_roots(self) -> Set[int]:
