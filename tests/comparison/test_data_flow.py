@@ -43,10 +43,13 @@ def scaled_between(*, forgotten=False):
     return run_of(first, ("scale", "Mul", slots), tanh, last)
 
 
-def scaled_in_weight():
+def scaled_in_weight(rounding=0.0):
+    """rounding: relative error of each operator behind the first layer."""
     first, hidden = layer("first", X, WEIGHT * SCALE)
-    tanh = ("tanh", "Tanh", {"input.0": hidden, "output.0": np.tanh(hidden)})
-    last, _ = layer("last", np.tanh(hidden), BEHIND)
+    squashed = np.tanh(hidden) * (1 + rounding)
+    tanh = ("tanh", "Tanh", {"input.0": hidden, "output.0": squashed})
+    (name, op_type, slots), result = layer("last", squashed, BEHIND)
+    last = name, op_type, {**slots, "output.0": result * (1 + rounding)}
     return run_of(first, tanh, last)
 
 
@@ -64,6 +67,11 @@ def test_a_scale_in_the_weight_is_that_of_an_operator(turned):
     assert result.status == "same"
     assert result.counts["other-form"] == 1
     assert result.coverage.share == 1.0
+
+
+def test_rounding_of_many_operators_at_the_outputs_changes_nothing():
+    result = api.compare(scaled_between(), scaled_in_weight(rounding=4e-7))
+    assert result.status == "same", result.findings
 
 
 def test_a_scale_that_was_forgotten_is_a_fault():

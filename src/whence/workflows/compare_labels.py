@@ -117,9 +117,9 @@ def _levels(result: Comparison, rows: Sequence[TensorMatcher]) -> Iterator[str]:
                 worst[place] = verdict
     for place in sorted(filter(None, worst), key=lambda place: list(map(natural, place))):
         line = "  " * len(place[1:]) + place[-1]
-        if (verdict := worst[place]) is not None:
-            size = verdict.numbers.get("e_out")
-            line += f"   {verdict.verdict}" + (f" rel_l2 {size:.2g}" if size is not None else "")
+        if (known := worst[place]) is not None:
+            size = known.numbers.get("e_out")
+            line += f"   {known.verdict}" + (f" rel_l2 {size:.2g}" if size is not None else "")
         yield line
 
 

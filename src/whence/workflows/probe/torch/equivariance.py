@@ -525,7 +525,9 @@ _GROUPED = ("n_group", "num_expert_group", "n_groups")
 def _experts(model: Any, calls: LeafCalls) -> Iterator[Structure | str]:
     """Experts of each block that runs, with the rows of their router; or why they are left out."""
     for scope, block in model.named_modules():
-        name = next((n for n, _ in block.named_children() if _is_experts(n)), None)
+        name = next(
+            (n for n, _ in block.named_children() if ("expert" in n and "shared" not in n)), None
+        )
         if name is None or scope not in calls.order:
             continue
         inside = dict(block.named_children())[name]
@@ -543,10 +545,6 @@ def _experts(model: Any, calls: LeafCalls) -> Iterator[Structure | str]:
         elif slots:
             kind = type(block).__name__
             yield Structure(_EXPERTS, scope, kind, count, ((*slots, *router),))
-
-
-def _is_experts(name: str) -> bool:
-    return "expert" in name and "shared" not in name
 
 
 def _rows_of_router(block: Any, experts_name: str) -> int:
