@@ -16,7 +16,7 @@ from whence.readers.ascend import graph_text
 from whence.readers.paddle import log_scan
 from whence.records import RunInfo
 from whence.store import status
-from whence.store.scrub import Anonymous
+from whence.store.scrubbing import Anonymous
 
 ROOT = Path(__file__).parents[2]
 GOLDEN = ROOT / "tests" / "data" / "golden" / "0.1.0"

@@ -15,7 +15,7 @@ import pytest
 import whence
 from whence import store
 from whence.records import External, Note, Operation, Program, Ref, RunInfo
-from whence.store.scrub import Anonymous
+from whence.store.scrubbing import Anonymous
 from whence.store.status import Ended, leave_status, write_status
 
 HOME = "/home/zoe_planted"

@@ -117,7 +117,7 @@ def test_an_interrupted_scrub_leaves_the_run_whole_and_can_be_repeated(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(importlib.import_module("whence.store.scrub"), "_replace_journal", crash)
+        patch.setattr(importlib.import_module("whence.store.scrubbing"), "_replace_journal", crash)
         with pytest.raises(KeyboardInterrupt):
             store.scrub(run, ["layers.1"])
     assert len(readable(run)) == 7

@@ -8,15 +8,17 @@ import importlib
 import random
 import sys
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple, Protocol, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, cast
 
 from whence import extras
 from whence.errors import CaptureError, UsageError
 from whence.instrument import FRAMEWORKS
 from whence.instrument.options import CaptureOptions
 from whence.instrument.rungs import framework_of
-from whence.instrument.session import Session
-from whence.records import Run
+
+if TYPE_CHECKING:
+    from whence.instrument.session import Session
+    from whence.records import Run
 
 
 class Surroundings(NamedTuple):

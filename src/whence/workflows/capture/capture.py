@@ -24,7 +24,6 @@ from whence.workflows.capture.setup import (
     process_info,
     uncaught,
 )
-from whence.workflows.saved import AnyPath
 
 if TYPE_CHECKING:
     from typing import Unpack
@@ -33,6 +32,7 @@ if TYPE_CHECKING:
     from whence.instrument.framework import Listening
     from whence.instrument.options import CaptureOptions
     from whence.instrument.session import Session
+    from whence.workflows.saved import AnyPath
 
 
 @contextmanager

@@ -6,14 +6,12 @@ import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import IO, TYPE_CHECKING
 
-from whence.readers.opening import open_run
-from whence.records import RunInfo
-
 if TYPE_CHECKING:
     from typing import Unpack
 
     from whence.instrument.arguments import CaptureArguments
     from whence.instrument.launch.launcher import RunStore
+    from whence.records import RunInfo
 
 
 def run_command(
@@ -46,7 +44,6 @@ def run_command(
     from whence import store
     from whence.instrument.launch import launcher
     from whence.instrument.options import make
-    from whence.workflows.capture.bare import Bare
     from whence.workflows.capture.collect_labels import labelled_launch
     from whence.workflows.capture.setup import beyond_disk, check_patch
     from whence.workflows.upload import uploaded
@@ -74,6 +71,8 @@ def run_command(
     def capture(path: str) -> int:
         if chosen.level != "graph":
             return launched(path, environment)
+        from whence.workflows.capture.bare import Bare
+
         with Bare(command, chosen, environment, tell or say, wanted=bare) as measured:
             code = launched(path, measured.environment)
             measured.measure(path)
@@ -98,4 +97,6 @@ def _runs() -> RunStore:
     def set_aside(path: str, also: Collection[str], force: bool) -> store.SetAside:
         return store.SetAside(path, also=also, force=force)
 
-    return launcher.RunStore(create, store.update_info, open_run, discard, store.reasons, set_aside)
+    return launcher.RunStore(
+        create, store.update_info, store.open_run, discard, store.reasons, set_aside
+    )

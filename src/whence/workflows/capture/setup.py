@@ -168,8 +168,12 @@ def listener_of(
 
     extras.check_imported(framework_name)
     reading = _READING.get(framework_name, lambda: None)()
+
+    def open_run(path: str) -> Run:
+        return store.open_run(path)
+
     around = Surroundings(
-        folder, store.open_run, ExternalParameters, recorded_sequences, recompute, reading, lasting
+        folder, open_run, ExternalParameters, recorded_sequences, recompute, reading, lasting
     )
     return framework(framework_name).listener(session, model, around)
 

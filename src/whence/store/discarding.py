@@ -10,7 +10,7 @@ from whence.errors import WhenceError
 from whence.store import journal
 from whence.store.folder import JOURNAL, RUN, delete_run, is_run, load_process, process_folders
 from whence.store.process_reader import ProcessReader
-from whence.store.recover import is_written
+from whence.store.recovering import is_written
 from whence.store.status import FAILED, RUNNING, read_status
 
 

@@ -41,7 +41,7 @@ from whence.store.packed_shard import (
 )
 from whence.store.process_reader import ProcessReader
 from whence.store.reader import StoredRun
-from whence.store.recover import is_written
+from whence.store.recovering import is_written
 from whence.store.remote_run import mirror_of
 from whence.store.shards import (
     Bytes,

@@ -37,7 +37,7 @@ from whence.store.folder import (
 )
 from whence.store.index import EXTERNAL, NONE, Column, Index
 from whence.store.journal import decode_call, decode_program, decode_record, encoder
-from whence.store.recover import DAMAGED, recover_process, writable_folders
+from whence.store.recovering import DAMAGED, recover_process, writable_folders
 from whence.store.shards import HEADER_BYTES, SHARD_BYTES, Bytes, Shard, ShardWriter, map_file
 from whence.store.status import Ended, leave_status, read_status
 
