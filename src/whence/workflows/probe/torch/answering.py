@@ -14,6 +14,14 @@ from whence.workflows.probe.torch.judging import WIDE_ROUNDING
 _ORDER = (Held.VIOLATED, Held.OBSERVED, Held.ROUNDING, Held.EXACT, Held.UNKNOWN)
 
 
+class Unanswered(Exception):
+    """Why a property has no answer. held: ABSENT where it does not apply to this call."""
+
+    def __init__(self, why: str, held: Held = Held.ABSENT) -> None:
+        super().__init__(why)
+        self.held = held
+
+
 def answer(
     asked: Property,
     variants: Sequence[Variant],

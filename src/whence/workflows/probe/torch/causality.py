@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from whence.results.probe import Held, Property, PropertyAnswer, Variant
-from whence.workflows.probe.torch.answering import answer, observed
+from whence.workflows.probe.torch.answering import Unanswered, answer, observed
 from whence.workflows.probe.torch.inputs import CallInputs, other_tokens
 from whence.workflows.probe.torch.judging import WIDE_ROUNDING, Judge, Trial
 from whence.workflows.probe.torch.regions import Positions
@@ -25,10 +25,9 @@ def causality(judge: Judge, inputs: CallInputs, declared: bool | None) -> Proper
     expected, evidence = (
         (declared, "declared") if declared is not None else is_causal(judge.subject.model, inputs)
     )
-    if why := _does_not_apply(judge.subject.model, inputs):
-        return PropertyAnswer(Property.CAUSALITY, Held.ABSENT, why=why)
+    _check_applies(judge.subject.model, inputs)
     if declared is False:
-        return PropertyAnswer(Property.CAUSALITY, Held.ABSENT, why="declared not causal")
+        raise Unanswered("declared not causal")
     one = inputs.with_rows([0]) if inputs.batch_axis is not None else inputs
     length = one.length
     twin = _shorter(judge, one)
@@ -63,15 +62,17 @@ def causality(judge: Judge, inputs: CallInputs, declared: bool | None) -> Proper
     return answer(Property.CAUSALITY, variants, cause=cause, notes=notes, next_step=next_step)
 
 
-def _does_not_apply(model: Any, inputs: CallInputs) -> str:
+def _check_applies(model: Any, inputs: CallInputs) -> None:
+    """Raise `Unanswered` where the property does not apply."""
     config = getattr(model, "config", None)
     if inputs.length_axis is None:
-        return f"{inputs.main} has no axis of positions"
+        raise Unanswered(f"{inputs.main} has no axis of positions")
     if inputs.length < _LEAST_LENGTH:
-        return f"the sequence has {inputs.length} positions, too few; --call takes another call"
+        raise Unanswered(
+            f"the sequence has {inputs.length} positions, too few; --call takes another call"
+        )
     if getattr(config, "is_encoder_decoder", False) and not inputs.main.startswith("decoder"):
-        return "an encoder reads both ways, and no decoder_input_ids are given"
-    return ""
+        raise Unanswered("an encoder reads both ways, and no decoder_input_ids are given")
 
 
 def _shorter(judge: Judge, inputs: CallInputs) -> CallInputs | None:

@@ -20,7 +20,7 @@ from msgspec.structs import replace
 from torch import nn
 
 from whence.results.probe import Held, Property, PropertyAnswer, Variant
-from whence.workflows.probe.torch.answering import answer
+from whence.workflows.probe.torch.answering import Unanswered, answer
 from whence.workflows.probe.torch.exchange import (
     Exchange,
     Exchanged,
@@ -61,9 +61,10 @@ def equivariance(judge: Judge, inputs: CallInputs, declared: Collection[str]) ->
     """
     try:
         units = _find_units(judge.subject.model, leaf_calls(judge.subject, inputs))
-    except Exception as error:  # noqa: BLE001 - whatever the user's model raises
-        why = f"its modules cannot be listened to: {said(error)}"
-        return PropertyAnswer(Property.EQUIVARIANCE, Held.UNKNOWN, why=why)
+    except Exception as error:
+        raise Unanswered(
+            f"its modules cannot be listened to: {said(error)}", Held.UNKNOWN
+        ) from error
     variants = [_turned(judge, inputs, name) for name in DECLARED if name in declared]
     cause = f"it moves with {variants[0].name}" if variants else ""
     finder = _Finder(judge, inputs)
@@ -77,8 +78,7 @@ def equivariance(judge: Judge, inputs: CallInputs, declared: Collection[str]) ->
     if len(units.left_out) > len(notes):
         notes.append(f"and {len(units.left_out) - len(notes)} more")
     if not variants:
-        why = "; ".join(notes) or "no heads, experts or hidden channels are found in it"
-        return PropertyAnswer(Property.EQUIVARIANCE, Held.ABSENT, why=why)
+        raise Unanswered("; ".join(notes) or "no heads, experts or hidden channels are found in it")
     return answer(Property.EQUIVARIANCE, variants, cause=cause, notes=notes)
 
 

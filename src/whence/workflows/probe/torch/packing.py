@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from whence.results.probe import Held, Property, PropertyAnswer, Variant
-from whence.workflows.probe.torch.answering import answer, observed
+from whence.workflows.probe.torch.answering import Unanswered, answer, observed
 from whence.workflows.probe.torch.inputs import CallInputs, other_tokens
 from whence.workflows.probe.torch.judging import WIDE_ROUNDING, Judge, Trial, moved_at
 from whence.workflows.probe.torch.padding import without_padding
@@ -33,28 +33,32 @@ def packing(judge: Judge, inputs: CallInputs, declare: Collection[str]) -> Prope
     library's code says so, "not-packed" when they may.
     """
     declared = False if "not-packed" in declare else True if "packed" in declare else None
-    if why := _does_not_apply(judge.subject.model, inputs, declared):
-        return PropertyAnswer(Property.PACKING, Held.ABSENT, why=why)
+    _check_applies(judge.subject.model, inputs, declared)
     own = documents(inputs)
     if own:
         tried, cause = _own(judge, inputs, own)
         return _answered(judge, tried, ["the call itself is packed"], cause)
     if not inputs.takes(_POSITIONS):
-        why = f"the model takes no {_POSITIONS}: nothing tells it where a document begins"
-        return PropertyAnswer(Property.PACKING, Held.ABSENT, why=why)
+        raise Unanswered(
+            f"the model takes no {_POSITIONS}: nothing tells it where a document begins"
+        )
     return _made(judge, inputs, declared)
 
 
-def _does_not_apply(model: Any, inputs: CallInputs, declared: bool | None) -> str:
+def _check_applies(model: Any, inputs: CallInputs, declared: bool | None) -> None:
+    """Raise `Unanswered` where the property does not apply."""
     if declared is False:
-        return "declared not packed"
+        raise Unanswered("declared not packed")
     if inputs.length_axis is None or inputs.batch_axis != 0:
-        return f"{inputs.main} has no axis of positions in rows"
+        raise Unanswered(f"{inputs.main} has no axis of positions in rows")
     if getattr(getattr(model, "config", None), "is_encoder_decoder", False):
-        return "it has an encoder and a decoder, and neither is told of documents in the other"
+        raise Unanswered(
+            "it has an encoder and a decoder, and neither is told of documents in the other"
+        )
     if inputs.length < _LEAST_LENGTH:
-        return f"the sequence has {inputs.length} positions, too few; --call takes another call"
-    return ""
+        raise Unanswered(
+            f"the sequence has {inputs.length} positions, too few; --call takes another call"
+        )
 
 
 _Tried = list[tuple[Variant, Trial]]

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from whence.results.probe import Held, Property, PropertyAnswer, Variant
-from whence.workflows.probe.torch.answering import answer
+from whence.workflows.probe.torch.answering import Unanswered, answer
 from whence.workflows.probe.torch.inputs import CallInputs, other_tokens
 from whence.workflows.probe.torch.judging import Judge
 from whence.workflows.probe.torch.regions import Positions
@@ -24,13 +24,10 @@ def padding(judge: Judge, inputs: CallInputs) -> PropertyAnswer:
     """
     model = judge.subject.model
     if not inputs.is_tokens or inputs.length_axis is None or inputs.batch_axis is None:
-        why = f"{inputs.main} holds no token ids in rows"
-        return PropertyAnswer(Property.PADDING, Held.ABSENT, why=why)
+        raise Unanswered(f"{inputs.main} holds no token ids in rows")
     if not inputs.mask:
-        why = "the model takes no mask of padding (attention_mask)"
-        return PropertyAnswer(Property.PADDING, Held.ABSENT, why=why)
-    if why := _no_decoder(model, inputs):
-        return PropertyAnswer(Property.PADDING, Held.ABSENT, why=why)
+        raise Unanswered("the model takes no mask of padding (attention_mask)")
+    _check_applies(model, inputs)
     variants: list[Variant] = []
     notes: list[str] = []
     cause = ""
@@ -66,11 +63,11 @@ def _sides(inputs: CallInputs, model: Any) -> list[CallInputs]:
     return sides
 
 
-def _no_decoder(model: Any, inputs: CallInputs) -> str:
+def _check_applies(model: Any, inputs: CallInputs) -> None:
+    """Raise `Unanswered` where the property does not apply."""
     config = getattr(model, "config", None)
     if getattr(config, "is_encoder_decoder", False) and inputs.given("decoder_input_ids") is None:
-        return "the decoder's ids are made from the encoder's; give decoder_input_ids"
-    return ""
+        raise Unanswered("the decoder's ids are made from the encoder's; give decoder_input_ids")
 
 
 def _reads_left(model: Any, inputs: CallInputs) -> bool:

@@ -23,7 +23,7 @@ from whence.results.probe import (
     Variant,
 )
 from whence.results.verdict import Status
-from whence.workflows.probe.torch.answering import answer
+from whence.workflows.probe.torch.answering import Unanswered, answer
 from whence.workflows.probe.torch.causality import causality, is_causal
 from whence.workflows.probe.torch.equivariance import equivariance
 from whence.workflows.probe.torch.health.asking import health
@@ -86,8 +86,15 @@ def probed(
     }
     with _eager(), _quiet():
         judge.base(inputs)  # raises where the model does not run as it is
-        answers = tuple(ask[name]() for name in ask if name in properties)
+        answers = tuple(_answered(name, ask[name]) for name in ask if name in properties)
     return Probed(status_of(answers), type(model).__name__, inputs.words(), answers)
+
+
+def _answered(name: Property, ask: Callable[[], PropertyAnswer]) -> PropertyAnswer:
+    try:
+        return ask()
+    except Unanswered as error:
+        return PropertyAnswer(name, error.held, why=str(error))
 
 
 def status_of(answers: Collection[PropertyAnswer]) -> Status:
@@ -138,8 +145,7 @@ def batch(judge: Judge, inputs: CallInputs) -> PropertyAnswer:
     change.
     """
     if inputs.batch_axis is None:
-        why = f"{inputs.main} has no axis of rows"
-        return PropertyAnswer(Property.BATCH, Held.ABSENT, why=why)
+        raise Unanswered(f"{inputs.main} has no axis of rows")
     one = inputs.with_rows([0])
     first, second = (_beside(one, seed) for seed in (11, 23))
     beside, others = one.joined(first[:2]), one.joined(second[:2])
@@ -420,20 +426,20 @@ def chunking(judge: Judge, inputs: CallInputs, declared: bool | None) -> Propert
     model = judge.subject.model
     cache = next((name for name in _CACHES if inputs.takes(name)), "")
     if not cache or not inputs.takes("use_cache"):
-        why = "the model takes no cache (past_key_values, use_cache)"
-        return PropertyAnswer(Property.CHUNKING, Held.ABSENT, why=why)
+        raise Unanswered("the model takes no cache (past_key_values, use_cache)")
     if inputs.length_axis is None or inputs.length < _LEAST_LENGTH:
-        why = f"the sequence has {inputs.length} positions, too few; --call takes another call"
-        return PropertyAnswer(Property.CHUNKING, Held.ABSENT, why=why)
+        raise Unanswered(
+            f"the sequence has {inputs.length} positions, too few; --call takes another call"
+        )
     expected = declared if declared is not None else is_causal(model, inputs)[0]
     encoder_decoder = getattr(getattr(model, "config", None), "is_encoder_decoder", False)
     if expected is False or (encoder_decoder and not inputs.main.startswith("decoder")):
-        why = "only a model that reads from left to right can read in pieces"
-        return PropertyAnswer(Property.CHUNKING, Held.ABSENT, why=why)
+        raise Unanswered("only a model that reads from left to right can read in pieces")
     one = inputs.with_rows([0]).changed(use_cache=True)
     if one.given(cache) is not None:
-        why = "the call has a cache that is not empty already; --call takes another call"
-        return PropertyAnswer(Property.CHUNKING, Held.ABSENT, why=why)
+        raise Unanswered(
+            "the call has a cache that is not empty already; --call takes another call"
+        )
     length = one.length
     name, half = "a token at a time", length // 2
     variants = [_in_pieces(judge, one, cache, name, list(range(1, length)))]

@@ -17,6 +17,7 @@ from torch import nn
 
 from whence.display import listed
 from whence.results.probe import Held, OperatorPlace, Property, PropertyAnswer, Variant
+from whence.workflows.probe.torch.answering import Unanswered
 from whence.workflows.probe.torch.inputs import CallInputs, other_tokens
 from whence.workflows.probe.torch.judging import Judge, said
 from whence.workflows.probe.torch.outputs import Outputs, equal_outputs, flattened, same_bits
@@ -44,11 +45,11 @@ class _Changed(NamedTuple):
 
 def sensitivity(judge: Judge, inputs: CallInputs) -> PropertyAnswer:
     """Change each tensor argument, position, adapter and expert, one at a time."""
-    asked, base = Property.SENSITIVITY, judge.base(inputs)
+    base = judge.base(inputs)
     if not any(tensor.is_floating_point() for tensor in base.values()):
-        return PropertyAnswer(asked, Held.UNKNOWN, why="the call returns no floating tensor")
+        raise Unanswered("the call returns no floating tensor", Held.UNKNOWN)
     if not equal_outputs(base, judge.subject.run(inputs)):
-        return PropertyAnswer(asked, Held.UNKNOWN, why="the call does not repeat: see repeat")
+        raise Unanswered("the call does not repeat: see repeat", Held.UNKNOWN)
     notes: list[str] = []
     items = [*_arguments(judge, inputs, notes), *_positions(judge, inputs, notes)]
     items += [*_adapters(judge, inputs, notes), *_experts(judge, inputs, notes)]

@@ -20,6 +20,7 @@ from whence.results.probe import (
     PropertyAnswer,
     Symptom,
 )
+from whence.workflows.probe.torch.answering import Unanswered
 from whence.workflows.probe.torch.health.figures import Figures, figures, inputs_within
 from whence.workflows.probe.torch.health.operands import Operands, Reading
 from whence.workflows.probe.torch.inputs import CallInputs
@@ -63,9 +64,8 @@ def health(judge: Judge, inputs: CallInputs) -> PropertyAnswer:
     try:
         reading = Reading(judge.subject.model, look)
         judge.subject.run(inputs, reading.listening())
-    except Exception as error:  # noqa: BLE001 - whatever the user's model raises
-        why = f"no operator can be looked at: {said(error)}"
-        return PropertyAnswer(Property.HEALTH, Held.UNKNOWN, why=why)
+    except Exception as error:
+        raise Unanswered(f"no operator can be looked at: {said(error)}", Held.UNKNOWN) from error
     operators = [
         _Looked(reading.by_key[key], reading.operators[reading.by_key[key]], found)
         for key, found in looked.items()

@@ -29,6 +29,7 @@ from whence.results.precision import (
     PrecisionTable,
 )
 from whence.results.probe import Held, Property, PropertyAnswer
+from whence.workflows.probe.torch.answering import Unanswered
 from whence.workflows.probe.torch.inputs import CallInputs, other_tokens
 from whence.workflows.probe.torch.judging import Judge, said
 from whence.workflows.probe.torch.measuring import relative_rms
@@ -64,12 +65,12 @@ def precision(
     try:
         found = units(judge.subject, inputs)
         mixing = Mixing(judge.subject, inputs, judge.unit)
-    except Exception as error:  # noqa: BLE001 - whatever the user's model raises
-        why = f"the model cannot be run again: {said(error)}"
-        return PropertyAnswer(Property.PRECISION, Held.UNKNOWN, why=why)
+    except Exception as error:
+        raise Unanswered(f"the model cannot be run again: {said(error)}", Held.UNKNOWN) from error
     if not found or not mixing.names:
-        why = "no output holds numbers" if found else "no module with parameters was called"
-        return PropertyAnswer(Property.PRECISION, Held.ABSENT, why=why)
+        raise Unanswered(
+            "no output holds numbers" if found else "no module with parameters was called"
+        )
     seeds = itertools.count(101)
 
     vocabulary = _vocabulary(found)

@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 import torch
 
 from whence.workflows.probe.torch.inputs import CallInputs
+from whence.workflows.probe.torch.leaf_calls import leaf_calls
 from whence.workflows.probe.torch.subject import Subject
-from whence.workflows.probe.torch.trace import hooked
 
 
 class Unit(NamedTuple):
@@ -33,15 +33,12 @@ def units(subject: Subject, inputs: CallInputs) -> list[Unit]:
 
     A module counts when no module below it that runs has parameters. Raises what the model raises.
     """
-    called: dict[str, Any] = {}
-
-    def enters(name: str, module: Any, args: Any, kwargs: Any) -> None:
-        called.setdefault(name, module)
-
-    weighty = (
-        (n, m) for n, m in subject.model.named_modules() if any(True for _ in m.parameters())
-    )
-    subject.run(inputs, hooked(weighty, enters))
+    modules = dict(subject.model.named_modules())
+    called = {
+        name: modules[name]
+        for name in leaf_calls(subject, inputs).order
+        if any(True for _ in modules[name].parameters())
+    }
     inner = {path for path in called if not any(_below(other, path) for other in called)}
     return [
         Unit(path, module, sum(p.numel() for p in module.parameters()))
