@@ -15,7 +15,6 @@ operands, members of lists) is taken from the program after its passes.
 from __future__ import annotations
 
 import os
-import threading
 import weakref
 from collections import Counter
 from collections.abc import Callable
@@ -25,7 +24,7 @@ import msgspec
 
 from whence.frameworks import paddle_arrays as tensors
 from whence.frameworks.paddle_programs import UNKNOWN
-from whence.instrument.guard import Guard, end_capture, put_back
+from whence.instrument.engines.wrapping import Wrappers
 from whence.instrument.paddle.call_forms import OperatorFrame
 from whence.instrument.paddle.ended_operators import NO_PROGRAM, EndedOperators, OperatorSelection
 from whence.instrument.paddle.interventions import Interventions
@@ -70,15 +69,13 @@ class Listener:
         changes: Interventions | None = None,
     ) -> None:
         self.session, self.words, self.changes = session, words, changes
-        self.active = False
+        self._wrappers = Wrappers(session)
         self._predictor, self._weights = predictor, weights
         # else only what a predictor is given and returns
         self._operators = session.options.level != "logits"
         self._programs = SavedPrograms(session, words, folder, saves=self._operators)
-        self._lock = threading.RLock()
         self._watched: dict[int, tuple[Any, list[_PredictorRun]]] = {}
         self._roots: list[PredictorRoot] = []
-        self._undo: list[tuple[Any, str, Any, Any]] = []
         self._begun = False
 
     # ---- installing
@@ -88,38 +85,22 @@ class Listener:
         import paddle
 
         inference = paddle.inference
-        self.active = True
-        self._wrap(inference.Predictor, "run", self._run)
+        self._wrappers.active = True
+        self._wrappers.wrap(inference.Predictor, "run", self._run)
         if self._predictor is not None:
             self._adopt(self._predictor)
             return
-        self._wrap(inference.Predictor, "clone", self._clone)
-        self._wrap(inference.Config, "set_optim_cache_dir", self._set_cache)
-        self._wrap(inference.Config, "set_model_buffer", self._set_buffer)
-        self._wrap(inference, "create_predictor", self._create)
-        paddle.base.core.create_predictor = inference.create_predictor
-        self._undo.append(
-            (paddle.base.core, "create_predictor", inference.create_predictor, self._undo[-1][3])
-        )
-
-    def _wrap(self, owner: Any, name: str, method: Callable[..., Any]) -> None:
-        previous = getattr(owner, name)
-
-        def wrapper(*args: Any, **kwargs: Any) -> Any:
-            if not self.active:
-                return previous(*args, **kwargs)
-            return method(previous, *args, **kwargs)
-
-        wrapper.__name__, wrapper.__doc__ = name, previous.__doc__
-        setattr(owner, name, wrapper)
-        self._undo.append((owner, name, wrapper, previous))
+        self._wrappers.wrap(inference.Predictor, "clone", self._clone)
+        self._wrappers.wrap(inference.Config, "set_optim_cache_dir", self._set_cache)
+        self._wrappers.wrap(inference.Config, "set_model_buffer", self._set_buffer)
+        for place in (inference, paddle.base.core):
+            self._wrappers.wrap(place, "create_predictor", self._create)
 
     def remove(self) -> None:
         """Stop listening. Hooks stay with their predictors, as Paddle cannot take them off, and do
         nothing. Idempotent.
         """
-        self.active = False
-        put_back(self._undo)
+        self._wrappers.put_back()
         for _, cell in self._watched.values():
             cell.clear()
         self._watched.clear()
@@ -130,15 +111,14 @@ class Listener:
         """Stop without writing anything more: in a forked child, whose files belong to the
         parent.
         """
-        self.session.failed = "forked"
-        self._lock = threading.RLock()  # a thread that is not here any more may have held it
+        self._wrappers.forked()
         self.remove()
 
     # ---- what is called instead of Paddle's own
 
     def _create(self, previous: Callable[..., Any], config: Any) -> Any:
         source, spare = _UNKNOWN, config
-        with self._guard():
+        with self._wrappers.own():
             spare = type(config)(config)  # one config makes one predictor, be it that it fails
             source = self._programs.prepare(config)
         try:
@@ -149,13 +129,13 @@ class Listener:
             if not source.folder:
                 raise
             predictor = previous(spare)  # raises what the program would have seen
-        with self._guard():
+        with self._wrappers.own():
             self._adopt(predictor, source)
         return predictor
 
     def _clone(self, previous: Callable[..., Any], predictor: Any) -> Any:
         clone = previous(predictor)
-        with self._guard():
+        with self._wrappers.own():
             entry = self._watched.get(id(predictor))
             if entry is not None and entry[1]:
                 source = entry[1][0].source
@@ -164,14 +144,14 @@ class Listener:
         return clone
 
     def _set_cache(self, previous: Callable[..., Any], config: Any, folder: str) -> Any:
-        with self._guard():
+        with self._wrappers.own():
             self._programs.cached(config, folder)
         return previous(config, folder)
 
     def _set_buffer(
         self, previous: Callable[..., Any], config: Any, *buffers: Any, **named: Any
     ) -> Any:
-        with self._guard():
+        with self._wrappers.own():
             sizes = [
                 len(buffer)
                 for buffer in (*buffers, *named.values())
@@ -182,7 +162,7 @@ class Listener:
 
     def _run(self, previous: Callable[..., Any], predictor: Any, *args: Any, **kwargs: Any) -> Any:
         watched: _PredictorRun | None = None
-        with self._guard():
+        with self._wrappers.own():
             watched = self._of(predictor)
             if watched is not None:
                 watched.begin(predictor, args[0] if args else kwargs.get("inputs"))
@@ -191,12 +171,12 @@ class Listener:
         try:
             out = previous(predictor, *args, **kwargs)
         except BaseException as error:  # of the program: recorded, and raised again
-            with self._guard():
+            with self._wrappers.own():
                 watched.end(predictor, None, raised(error))
             raise
         finally:
             interrupted, watched.interrupted = watched.interrupted, None
-        with self._guard():
+        with self._wrappers.own():
             watched.end(predictor, out, "")
         if interrupted is not None:
             raise interrupted
@@ -206,7 +186,7 @@ class Listener:
 
     def _of(self, predictor: Any) -> _PredictorRun | None:
         if self.session.failed:
-            self.active = False
+            self._wrappers.active = False
             return None
         entry = self._watched.get(id(predictor))
         if entry is not None and entry[0]() is predictor:
@@ -221,7 +201,7 @@ class Listener:
         if not self._begun:
             self._begun = True
             if not session.begin():
-                self.active = False
+                self._wrappers.active = False
                 return None
         root = self._root(source.files[0])
         source = self._programs.read(source, root.name)
@@ -256,8 +236,8 @@ class Listener:
         root.ref = ref
         self._watched[place] = (ref, cell)
         if self._operators:
-            predictor.register_input_hook(_hook(self, cell, _PredictorRun.reads))
-            predictor.register_output_hook(_hook(self, cell, _PredictorRun.wrote))
+            predictor.register_input_hook(_hook(self._wrappers, cell, _PredictorRun.reads))
+            predictor.register_output_hook(_hook(self._wrappers, cell, _PredictorRun.wrote))
         return watched
 
     def _root(self, file: str) -> PredictorRoot:
@@ -268,19 +248,9 @@ class Listener:
         self._roots.append(root)
         return root
 
-    # ---- never into the program
-
-    def _guard(self) -> Guard:
-        return Guard(self._lock, self.give_up)
-
-    def give_up(self, error: BaseException) -> None:
-        """End the capture after an error in whence's own code; the program goes on."""
-        self.active = False
-        end_capture(self.session, error)
-
 
 def _hook(
-    listener: Listener,
+    wrappers: Wrappers,
     cell: list[_PredictorRun],
     method: Callable[[_PredictorRun, str, str, Any], None],
 ) -> Callable[[str, str, Any], None]:
@@ -292,13 +262,11 @@ def _hook(
         if not cell:
             return
         watched = cell[0]
-        if not listener.active or watched.session.failed:
+        if not wrappers.active or watched.session.failed:
             return
         try:
-            with listener._lock:
+            with wrappers.own():
                 method(watched, op, name, tensor)
-        except Exception as error:  # noqa: BLE001 - whatever fails here must not reach the predictor
-            listener.give_up(error)
         except BaseException as error:  # noqa: BLE001 - a Ctrl-C in here: raised when the predictor has returned
             watched.interrupted = error
 

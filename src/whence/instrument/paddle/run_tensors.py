@@ -10,8 +10,9 @@ import numpy as np
 from whence import dtypes
 from whence.frameworks import paddle_arrays as tensors
 from whence.frameworks.paddle_programs import FOLDED, Program
+from whence.instrument.engines.values import Seen
 from whence.instrument.paddle.call_forms import OperatorFrame
-from whence.instrument.paddle.tensor_identity import FindExternal, Look, SeenTensor, Tensors, look
+from whence.instrument.paddle.tensor_identity import FindExternal, SeenTensor, Tensors, look
 from whence.instrument.session import Form, Origin, Session
 
 
@@ -42,7 +43,7 @@ class RunTensors:
         """Forget the run."""
         self.named: dict[str, tuple[int, bytes]] = {}
         self._last_seen: dict[str, SeenTensor | None] = {}
-        self._later: dict[tuple[int, str], tuple[Look, bytes]] = {}
+        self._later: dict[tuple[int, str], tuple[Seen, bytes]] = {}
 
     def begin(self) -> None:
         """A run begins."""
@@ -102,9 +103,11 @@ class RunTensors:
         edge = "content"
         if number is None and waits:
             data = (
-                sight.data if sight.data is not None else tensors.viewed(sight.place, sight.nbytes)
+                sight.data
+                if sight.data is not None
+                else tensors.viewed(sight.address, sight.nbytes)
             ).copy()
-            self._later[top.order, name] = (sight._replace(place=0, data=data), digest)
+            self._later[top.order, name] = (sight._replace(address=0, data=data), digest)
             return -1, ""
         if number is None:
             plain = self.plain(name)
@@ -118,7 +121,7 @@ class RunTensors:
     def take(
         self,
         value: Any,
-        sight: Look,
+        sight: Seen,
         name: str,
         slot: str,
         scope: str,
@@ -183,12 +186,11 @@ class RunTensors:
                 frame.inputs[name] = (named[0], "")
 
 
-def of_array(array: np.ndarray[Any, Any]) -> Look:
+def of_array(array: np.ndarray[Any, Any]) -> Seen:
     """The form of an array on the host, as of a tensor."""
     data = array.reshape(-1).view(np.uint8)
     try:
-        return Look(dtypes.of(array).name, array.shape, 0, data.size, data)
+        return Seen(dtypes.of(array).name, array.shape, 0, data.size, data)
     except KeyError:
-        return Look(
-            str(array.dtype), array.shape, 0, 0, None, f"dtype {array.dtype} has no host form"
-        )
+        why = f"dtype {array.dtype} has no host form"
+        return Seen(str(array.dtype), array.shape, why=why, device="")

@@ -14,6 +14,7 @@ import numpy as np
 
 from whence import dtypes
 from whence.frameworks import host, paddle_arrays
+from whence.instrument.engines.values import Seen
 from whence.instrument.session import Content, Form, Origin, Session
 from whence.records import External
 
@@ -79,26 +80,7 @@ class HeldTensor(NamedTuple):
     record_and_edge: tuple[int, str]
 
 
-class Look(NamedTuple):
-    """The form of a tensor and its bytes, at an address or in `data`. why: reason why it has no
-    bytes to read.
-    """
-
-    dtype: str
-    shape: tuple[int, ...]
-    place: int
-    nbytes: int
-    data: np.ndarray[Any, np.dtype[np.uint8]] | None
-    why: str = ""
-
-    def digest(self) -> bytes:
-        """xxh3_128 of the bytes."""
-        return (
-            host.digest_at(self.place, self.nbytes) if self.data is None else host.digest(self.data)
-        )
-
-
-def look(tensor: Any) -> Look:
+def look(tensor: Any) -> Seen:
     """The form of a tensor and its bytes, copied unless they are contiguous in host memory."""
     shape, name = tuple(tensor.shape), paddle_arrays.named(tensor.dtype)
     why = (
@@ -107,12 +89,16 @@ def look(tensor: Any) -> Look:
         else paddle_arrays.unreadable(tensor)
     )
     if why:
-        return Look(name or str(tensor.dtype), shape, 0, 0, None, why)
+        return Seen(name or str(tensor.dtype), shape, why=why, device="")
     nbytes = dtypes.DTYPES[name].itemsize * math.prod(shape)
-    place = paddle_arrays.address(tensor) if nbytes else 0
-    return Look(
-        name, shape, place, nbytes, None if place or not nbytes else paddle_arrays.canonical(tensor)
-    )
+    if not nbytes:
+        data = paddle_arrays.viewed(0, 0)
+    elif address := paddle_arrays.address(tensor):  # what is read where it lies is in host memory
+        return Seen(name, shape, address, nbytes)
+    else:
+        data = paddle_arrays.canonical(tensor)
+    device = "cpu" if tensor.place.is_cpu_place() else str(tensor.place)[6:-1]
+    return Seen(name, shape, 0, nbytes, data, device=device)
 
 
 class Tensors:
@@ -128,25 +114,25 @@ class Tensors:
         """Begin a call of the root: forget which tensors were at which address."""
         self._placed.clear()
 
-    def known(self, sight: Look, digest: bytes, order: int, *, since: int = -1) -> int | None:
+    def known(self, sight: Seen, digest: bytes, order: int, *, since: int = -1) -> int | None:
         """The record of these bytes at this address, None if there is none from call number `since`
         on.
         """
         previous = (
-            self._placed.get((sight.place, sight.dtype, sight.shape)) if sight.place else None
+            self._placed.get((sight.address, sight.dtype, sight.shape)) if sight.address else None
         )
         if previous is None or previous.digest != digest or previous.touched < since:
             return None
         previous.touched = order
         return previous.record
 
-    def remember(self, sight: Look, digest: bytes, record: int, order: int) -> SeenTensor | None:
+    def remember(self, sight: Seen, digest: bytes, record: int, order: int) -> SeenTensor | None:
         """Remember the record of these bytes at this address. Returns what `unmoved` needs; None
         for bytes without an address.
         """
-        if not sight.place:
+        if not sight.address:
             return None
-        key = sight.place, sight.dtype, sight.shape
+        key = sight.address, sight.dtype, sight.shape
         remembered = self._placed[key] = SeenTensor(record, digest, key, sight.nbytes, order)
         return remembered
 
@@ -166,25 +152,21 @@ class Tensors:
     def record(
         self,
         tensor: Any,
-        sight: Look,
+        sight: Seen,
         digest: bytes,
         origin: Origin,
         external: External | None = None,
     ) -> int:
         """A new record of a readable tensor."""
-        data = sight.data if sight.data is not None or sight.place else paddle_arrays.viewed(0, 0)
-        # What is read where it lies, lies in host memory.
-        place = None if sight.place else getattr(tensor, "place", None)
-        device = "cpu" if place is None or place.is_cpu_place() else str(place)[6:-1]
-        address = sight.place if sight.data is None else 0
-        content = Content(digest, address, sight.nbytes, data, external=external)
-        return self._session.record(
-            Form(sight.dtype, sight.shape, device=device), content, origin, tensor
-        )
+        content = Content(digest, sight.address, sight.nbytes, sight.data, external=external)
+        form = Form(sight.dtype, sight.shape, device=sight.device)
+        return self._session.record(form, content, origin, tensor)
 
-    def unreadable(self, sight: Look) -> int:
+    def unreadable(self, sight: Seen) -> int:
         """A record of a tensor that has no bytes to read."""
-        return self._session.unreadable(Form(sight.dtype, sight.shape, device=""), sight.why)
+        return self._session.unreadable(
+            Form(sight.dtype, sight.shape, device=sight.device), sight.why
+        )
 
     def sight(self, tensor: Any, order: int, origin: Origin, since: int = -1) -> tuple[int, str]:
         """(record, edge) of a tensor: an earlier record with the same bytes (edge "content"), or a
@@ -232,7 +214,7 @@ class Tensors:
             return self.unreadable(sight), ""
         record, edge = self._weight(tensor, sight, name, origin)
         place = int(tensor.data_ptr()) if sight.nbytes else 0
-        spots = _spots(place, sight.nbytes) if sight.place else None
+        spots = _spots(place, sight.nbytes) if sight.address else None
         self._parameters[name] = HeldTensor(
             place, spots, b"" if spots is None else spots.tobytes(), (record, "content")
         )
@@ -243,9 +225,9 @@ class Tensors:
         file.
         """
         dtype, shape, data = weight
-        return self._weight(data, Look(dtype, shape, 0, data.nbytes, data), name, origin)
+        return self._weight(data, Seen(dtype, shape, 0, data.nbytes, data), name, origin)
 
-    def _weight(self, value: Any, sight: Look, name: str, origin: Origin) -> tuple[int, str]:
+    def _weight(self, value: Any, sight: Seen, name: str, origin: Origin) -> tuple[int, str]:
         digest = sight.digest()
         previous, edge = self._digests.get(name), "content"
         if previous is not None and previous[0] == digest:
