@@ -12,7 +12,7 @@ import socket
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 import orjson
@@ -36,6 +36,7 @@ PACKED = "packed.json"  # how the shards of a run are packed (`store.packing`)
 FOREIGN_SILENCE_S = 60.0
 PROCESS_FOLDER = re.compile(r"rank\d{5,}-[^/]+")
 _MAX_JSON_BYTES = 64 << 20
+_Struct = TypeVar("_Struct")
 _DAMAGED = "it is damaged or was cut off: copy the run again, or capture it again"
 
 
@@ -217,17 +218,27 @@ def load_info(path: Path) -> RunInfo:
             f"{path} is not a whence run: it has no {RUN} (found: {listing}); make one with "
             f"`whence run -o {path} -- ...`"
         )
+    fields = _fields(file)
+    if fields.get("kind") != "whence":
+        raise UnreadableRun(
+            f"{file} is not of a whence run: its kind is {fields.get('kind')!r}, expected 'whence'"
+        )
+    return _understood(fields, RunInfo, file)
+
+
+def _fields(file: Path) -> dict[str, Any]:
+    """The content of a file of a run. Raises UnreadableRun, UnknownVersion."""
     try:
         fields = load_json(file)
     except (OSError, ValueError) as error:
         raise UnreadableRun(f"cannot read {file}: {_reason(error)}; {_DAMAGED}") from error
     check_format(fields.get("format"), file)
-    if fields.get("kind") != "whence":
-        raise UnreadableRun(
-            f"{file} is not of a whence run: its kind is {fields.get('kind')!r}, expected 'whence'"
-        )
+    return fields
+
+
+def _understood(fields: dict[str, Any], kind: type[_Struct], file: Path) -> _Struct:
     try:
-        return msgspec.convert(fields, RunInfo)
+        return msgspec.convert(fields, kind)
     except msgspec.ValidationError as error:
         raise UnreadableRun(f"cannot understand {file}: {error}") from error
 
@@ -275,15 +286,8 @@ def load_process(folder: Path) -> ProcessInfo:
     file = folder / PROCESS
     if folder.is_symlink():
         raise UnreadableRun(f"{folder} is a link, which is not followed; copy the folder itself")
-    try:
-        fields = load_json(file)
-    except (OSError, ValueError) as error:
-        raise UnreadableRun(f"cannot read {file}: {_reason(error)}; {_DAMAGED}") from error
-    check_format(fields.get("format"), file)
-    try:
-        return msgspec.convert(fields, ProcessInfo)
-    except msgspec.ValidationError as error:
-        raise UnreadableRun(f"cannot understand {file}: {error}") from error
+    fields = _fields(file)
+    return _understood(fields, ProcessInfo, file)
 
 
 def this_process(rank: int, started: str, header_bytes: int) -> ProcessInfo:

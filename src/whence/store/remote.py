@@ -124,21 +124,18 @@ class Place:
 
     def put(self, local: str, name: str) -> None:
         """Write a local file, in parts where the store takes these. Raises Failed."""
-        path = self._path(name)
-
-        def upload() -> None:
-            self._files.makedirs(path.rpartition("/")[0], exist_ok=True)
-            self._files.put_file(local, path)
-
-        self._tried(upload, f"write {self.url}/{name}")
+        self._write(name, lambda path: self._files.put_file(local, path))
 
     def write(self, name: str, data: bytes) -> None:
         """Write a small file. Raises Failed."""
+        self._write(name, lambda path: self._files.pipe_file(path, data))
+
+    def _write(self, name: str, write: Callable[[str], object]) -> None:
         path = self._path(name)
 
         def upload() -> None:
             self._files.makedirs(path.rpartition("/")[0], exist_ok=True)
-            self._files.pipe_file(path, data)
+            write(path)
 
         self._tried(upload, f"write {self.url}/{name}")
 

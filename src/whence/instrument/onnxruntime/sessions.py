@@ -85,7 +85,8 @@ class Listener:
         for name in _RUNS:
             owner = next((k for k in kind.__mro__ if name in vars(k)), None)
             if owner is not None:
-                self._wrappers.wrap(owner, name, getattr(self, f"_{name}"))
+                run = self._run_async if name == "run_async" else partial(self._run, name)
+                self._wrappers.wrap(owner, name, run)
         for name, noting in self._bindings.methods():
             if hasattr(collection.IOBinding, name):
                 self._wrappers.wrap(collection.IOBinding, name, self._noted(noting))
@@ -146,34 +147,6 @@ class Listener:
 
         return method
 
-    def _run(
-        self, previous: Callable[..., Any], python_session: Any, *args: Any, **kwargs: Any
-    ) -> Any:
-        running = self._begin("run", python_session, args, kwargs)
-        return self._ran(running, previous, python_session, args, kwargs, list)
-
-    def _run_with_ort_values(
-        self, previous: Callable[..., Any], python_session: Any, *args: Any, **kwargs: Any
-    ) -> Any:
-        running = self._begin("run_with_ort_values", python_session, args, kwargs)
-        return self._ran(running, previous, python_session, args, kwargs, list)
-
-    def _run_with_iobinding(
-        self, previous: Callable[..., Any], python_session: Any, *args: Any, **kwargs: Any
-    ) -> Any:
-        running = self._begin("run_with_iobinding", python_session, args, kwargs)
-        binding = (*args, kwargs.get("iobinding"))[0]
-        results = partial(_second, self._bindings.outputs, binding)
-        return self._ran(running, previous, python_session, args, kwargs, results)
-
-    def _run_with_ortvaluevector(
-        self, previous: Callable[..., Any], python_session: Any, *args: Any, **kwargs: Any
-    ) -> Any:
-        running = self._begin("run_with_ortvaluevector", python_session, args, kwargs)
-        fetches = _arguments("run_with_ortvaluevector", args, kwargs).get("fetches", ())
-        results = partial(_second, list, fetches)
-        return self._ran(running, previous, python_session, args, kwargs, results)
-
     def _run_async(
         self, previous: Callable[..., Any], python_session: Any, *args: Any, **kwargs: Any
     ) -> Any:
@@ -213,18 +186,16 @@ class Listener:
                 running = _Running(watched, step, list(names or watched.output_names))
         return running
 
-    def _ran(
+    def _run(
         self,
-        running: _Running | None,
+        method: str,
         previous: Callable[..., Any],
         python_session: Any,
-        args: tuple[Any, ...],
-        kwargs: Mapping[str, Any],
-        results: Callable[[Any], Any],
+        *args: Any,
+        **kwargs: Any,
     ) -> Any:
-        """Run the session and record what it returned. results: reads the results from the method's
-        return value.
-        """
+        """Run a session by one of its methods, and record what it computed."""
+        running = self._begin(method, python_session, args, kwargs)
         try:
             out = previous(python_session, *args, **kwargs)
         except BaseException as error:  # of the program: recorded, and raised again
@@ -234,8 +205,17 @@ class Listener:
             raise
         if running is not None:
             with self._wrappers.own():
-                self._end(running, results(out), "")
+                self._end(running, self._results(method, args, kwargs, out), "")
         return out
+
+    def _results(
+        self, method: str, args: tuple[Any, ...], kwargs: Mapping[str, Any], out: Any
+    ) -> Any:
+        """What a method that returned `out` computed."""
+        arguments = _arguments(method, args, kwargs)
+        if method == "run_with_iobinding":
+            return self._bindings.outputs(arguments.get("iobinding"))
+        return list(arguments.get("fetches", ()) if method == "run_with_ortvaluevector" else out)
 
     def _end(self, running: _Running, results: Any, error: str) -> None:
         if self.session.failed:
@@ -262,11 +242,6 @@ class Listener:
 def _arguments(method: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
     """The arguments of a method by name; what it does not take, it will say itself."""
     return {**dict(zip(_RUNS[method], args)), **kwargs}
-
-
-def _second(read: Callable[[Any], Any], value: Any, returned: Any) -> Any:
-    """`read(value)`; what the method returned is ignored."""
-    return read(value)
 
 
 _METHODS = (
