@@ -173,6 +173,7 @@ def test_a_long_stretch_of_one_layer_is_paired_in_order_and_one_of_another_lengt
             family=kind,
             word=0,
             shapes=1,
+            weight=1,
             content=content,
             layout=0,
             out=1,

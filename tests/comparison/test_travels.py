@@ -951,7 +951,7 @@ def test_positions_are_not_blamed_for_outputs_behind_a_fault(tmp_path):
 
 
 def test_what_a_cache_holds_is_named_by_the_call_that_reads_it():
-    attention = SimpleNamespace(id=1, scope="layer.attention", leaf=False, refs=())
+    attention = SimpleNamespace(id=1, scope="layer.attention", leaf=False, refs=(), notes=())
     layer = SimpleNamespace(id=0, scope="layer", notes=())
     judge = SegmentJudge.__new__(SegmentJudge)
     judge.paired = SimpleNamespace(

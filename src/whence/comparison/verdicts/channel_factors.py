@@ -165,7 +165,7 @@ def channel_order(made: Array, array: Array) -> Array | None:
     """The permutation of channels (last axis) that turns `made` into `array`; None if there is
     none, or if it leaves every channel in place.
     """
-    if made.shape != array.shape or not 1 < array.shape[-1] <= _CHANNELS:
+    if made.shape != array.shape or not array.ndim or not 1 < array.shape[-1] <= _CHANNELS:
         return None
     if not dtypes.of(array).is_floating:
         return None
