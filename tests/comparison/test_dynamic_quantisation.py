@@ -19,8 +19,6 @@ from onnx import helper as h  # noqa: E402
 from onnx import numpy_helper  # noqa: E402
 from quantised_models import edited  # noqa: E402
 
-from whence.comparison.verdicts.quantised import saturating_sums  # noqa: E402
-from whence.records.quantised import Member, measured  # noqa: E402
 from whence.report import answer  # noqa: E402
 
 pytestmark = pytest.mark.torch
@@ -200,20 +198,3 @@ def test_what_layers_cost_is_of_all_steps(folder, tmp_path):
     assert {(cost.calls, cost.steps) for cost in result.layer_costs} == {(3, 3)}
     first = {c.name: c.explains for c in whence.compare(folder / "dense", target).layer_costs}
     assert all(abs(c.explains - first[c.name]) > 1e-6 for c in result.layer_costs)
-
-
-def test_saturating_sums_of_measured_codes_are_told():
-    """Signed codes of eight bits, as a processor without VNNI adds them."""
-    random = np.random.default_rng(3)
-    x, weight = random.random((5, 8), np.float32), random.integers(100, 128, (8, 6)).astype("i1")
-    codes, scale, zero = measured(x)
-    pairs = codes[:, :, None] * weight[None].astype(np.float64)
-    exact = pairs.sum(1)
-    cut = np.clip(pairs[:, ::2] + pairs[:, 1::2], -(2**15), 2**15 - 1).sum(1)
-    assert zero == 0 and (cut != exact).any()
-    arrays = [x, weight, np.array(0.01, "f4"), np.array(0, "i1")]
-    for sums, told in ((cut, True), (exact, False)):
-        made = (sums * float(scale) * float(arrays[2])).astype("f4")
-        kind = "DynamicQuantizeMatMul"
-        node = Member("q", "", {}, kind, {k: k for k in range(4)}, (4,), {})
-        assert saturating_sums.explains(node, [*arrays, made].__getitem__) is told

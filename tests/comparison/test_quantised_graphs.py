@@ -14,8 +14,6 @@ pytest.importorskip("onnxruntime.quantization")
 from quantised_models import Net, captured, edited, quantised  # noqa: E402
 
 from whence.comparison.answer import assemble  # noqa: E402
-from whence.comparison.verdicts.quantised import saturating_sums  # noqa: E402
-from whence.records.quantised import Member  # noqa: E402
 from whence.report import answer  # noqa: E402
 
 pytestmark = pytest.mark.torch
@@ -150,20 +148,3 @@ def test_codes_read_otherwise_than_made(folder, tmp_path):
     onnx.save(model, str(tmp_path / "bad.onnx"))
     result = whence.compare(folder / "float", captured(tmp_path / "bad.onnx", tmp_path / "bad"))
     assert "another scale or zero point than it was made with" in result.findings[0].sentence
-
-
-def product(saturates):
-    """A node whose first sum of pairs does not fit 16 bits, computed in either way."""
-    a, b = np.array([[255, 255, 3, 4]], "u1"), np.array([[127], [127], [1], [2]], "i1")
-    pair = 2 * 255 * 127
-    total = (32767 if saturates else pair) + 3 + 8
-    made = np.array([[np.clip(round(total / 300), 0, 255)]], "u1")
-    one, zero = np.float32(1), np.uint8(0)
-    arrays = [a, one, zero, b, one, np.int8(0), np.float32(300), zero, made]
-    member = Member("m", "", {}, "QLinearMatMul", {k: k for k in range(8)}, (8,), {})
-    return member, arrays.__getitem__
-
-
-def test_sums_that_saturate_are_the_cause_only_where_they_give_what_was_made():
-    assert saturating_sums.explains(*product(saturates=True))
-    assert not saturating_sums.explains(*product(saturates=False))

@@ -245,8 +245,6 @@ BIAS_SCALE_TOLERANCE = 1e-4
 """Relative difference between a bias's scale and the product of the scales of input and weight: it
 is rounded once or twice.
 """
-CODES_AT_TIES = 0.01
-"""Share of codes that may be the neighbouring one where an explanation gives all others exactly."""
 CODES_BY_TABLES = 2.0
 """Steps by which kernels may be off that look up exponentials by code; ONNX Runtime's softmax on
 codes is off by 1.4.

@@ -7,7 +7,7 @@ A code c with scale s and zero point z represents (c - z) s.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import msgspec
 import numpy as np
@@ -100,17 +100,14 @@ class Reread(msgspec.Struct, frozen=True):
 
 class Member(msgspec.Struct, frozen=True):
     """A node of a layer. program: what it computes, "" where that is not known. slots: the records
-    of its tensors. kind: its operator, without a domain. reads, makes: records by place.
-    attributes: as the node states them.
+    of its tensors. kind: its operator, without a domain. reads: records of its operands.
     """
 
     name: str
     program: str
     slots: dict[str, int]
     kind: str
-    reads: dict[int, int]
-    makes: tuple[int, ...]
-    attributes: dict[str, Any]
+    reads: tuple[int, ...]
 
 
 class QuantisedLayer(msgspec.Struct, frozen=True, omit_defaults=True):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import msgspec
@@ -54,6 +54,23 @@ def children(calls: Sequence[Call]) -> dict[int, list[int]]:
     for call in in_order(calls):
         table.setdefault(call.parent, []).append(call.id)
     return table
+
+
+def outwards(calls: Sequence[Call], number: int) -> Iterator[Call]:
+    """Yields the call with this id and those around it, innermost first; none for -1."""
+    while number >= 0:
+        call = calls[number]
+        yield call
+        number = call.parent
+
+
+def inwards(kids: Mapping[int, Sequence[int]], number: int) -> Iterator[int]:
+    """Yields the ids of a call and of all calls below it. kids: as `children` returns them."""
+    todo = [number]
+    while todo:
+        number = todo.pop()
+        todo += kids.get(number, ())
+        yield number
 
 
 def renumbered(calls: Sequence[Call]) -> list[Call]:

@@ -16,7 +16,7 @@ from whence.align.derived_run import Derived, DerivedTensors
 from whence.align.dims import Cat, Cut, Name, Node, Pad, Rearrange
 from whence.dtypes import Array
 from whence.errors import ElementsMissing
-from whence.records import Call, Record, Ref, Run
+from whence.records import Call, Record, Ref, Run, outwards
 from whence.records.slots import is_output, is_param
 from whence.results import Made, Plan, SlotPair
 
@@ -62,9 +62,8 @@ def _dense(derived: DerivedTensors, call: Call) -> Call:
 
 def _width(run: Run, call: Call) -> tuple[int, int] | None:
     """(batch, tokens) of the mask that the call's root was given."""
-    while call.parent != -1:
-        call = run.calls[call.parent]
-    masks = (run.records[r.record].shape for r in call.slots("input") if "mask" in r.slot)
+    *_, root = outwards(run.calls, call.id)
+    masks = (run.records[r.record].shape for r in root.slots("input") if "mask" in r.slot)
     return next(((s[0], s[1]) for s in masks if len(s) == 2), None)
 
 

@@ -359,9 +359,7 @@ def _member(call: Call) -> Member:
         call.program,
         call.by_slot,
         plain_type(call),
-        {place: ref.record for place, ref in operands(call).items()},
-        tuple(ref.record for ref in call.slots("output")),
-        call.arguments,
+        tuple(ref.record for ref in operands(call).values()),
     )
 
 

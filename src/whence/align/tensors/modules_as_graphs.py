@@ -9,7 +9,7 @@ from msgspec.structs import replace
 from whence.align.derived_run import Derived, DerivedTensors, renumbered
 from whence.align.layout import axes
 from whence.align.tensors.graph_modules import GraphModules
-from whence.records import Call, Ref, Run, children
+from whence.records import Call, Ref, Run, children, inwards
 
 
 def as_graphs(reference: Run, target: Run) -> Run:
@@ -34,7 +34,7 @@ def as_graphs(reference: Run, target: Run) -> Run:
         if outer is None:
             continue
         number, refs = len(target.calls) + len(added), modules.graph_refs(graph, above, outer)
-        replaced.update(_descendants(target, outer.id))
+        replaced.update(kid for kid in inwards(children(target.calls), outer.id) if kid != outer.id)
         moved = _moved(graph, number, outer.id, outer, refs)
         added.append(replace(moved, arguments={"mode": "fx"}))
         for node, record in sorted(nodes_of[graph.id], key=lambda n: reference.calls[n[0]].order):
@@ -69,12 +69,3 @@ def _moved(call: Call, number: int, parent: int, outer: Call, refs: tuple[Ref, .
         no_program="captured as modules",
         notes=(),
     )
-
-
-def _descendants(run: Run, call: int) -> list[int]:
-    below, out, todo = children(run.calls), list[int](), [call]
-    while todo:
-        kids = below.get(todo.pop(), [])
-        out += kids
-        todo += kids
-    return out

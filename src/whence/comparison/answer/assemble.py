@@ -17,7 +17,7 @@ from whence.comparison.answer.origin import OriginTracer, flow_of
 from whence.comparison.answer.runs import versions
 from whence.comparison.context import Context, timed
 from whence.comparison.paired_runs import PairedRuns
-from whence.comparison.verdicts import compiled_kernels, indices, loss_scale
+from whence.comparison.verdicts import indices, loss_scale
 from whence.comparison.verdicts.findings import findings, order_and_taint, remarks
 from whence.comparison.verdicts.quantised.programs import LayerPrograms
 from whence.comparison.verdicts.quantised.weights import CodedParameters
@@ -146,7 +146,6 @@ def _notes(
         *indices.notes(verdicts, [call.module_name for call in calls]),
         *context.prepared.notes(),
         *context.errors.declared.ledger.notes(),
-        *compiled_kernels.notes(paired, replays),
         *(model.notes() if model is not None else ()),
         *summary.unmeasured_notes(paired, unmeasured),
         *summary.run_notes(paired),

@@ -17,7 +17,7 @@ from whence.comparison.verdicts.source_lines import of_call
 from whence.comparison.verdicts.status import Gaps, failed_alone, updated_less
 from whence.comparison.verdicts.third_run import ThirdRunJudge
 from whence.judge.power import KINDS
-from whence.records import Call, marks
+from whence.records import Call, marks, outwards
 from whence.records.marks import Mark
 from whence.records.slots import is_output
 from whence.results import (
@@ -57,12 +57,13 @@ def _ran_alone(paired: PairedRuns) -> str:
     part that a backward pass runs again.
     """
     calls, alone = paired.target.calls, {*paired.plan.unmatched_target}
-    seen = set()
-    for call in calls:
-        if call.id not in alone:
-            while call.parent != -1:
-                call = calls[call.parent]
-            seen.add(call.module_name)
+    seen = {
+        around.module_name
+        for call in calls
+        if call.id not in alone
+        for around in outwards(calls, call.id)
+        if around.parent == -1
+    }
     for number in paired.target_kids.get(-1, ()):
         call = calls[number]
         is_model = call.phase == "forward" and number in paired.target_kids

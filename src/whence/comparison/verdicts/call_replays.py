@@ -30,7 +30,7 @@ from whence.comparison.verdicts.region_evidence import RegionEvidence, RegionOut
 from whence.comparison.verdicts.repeated_runs import RepeatedRuns
 from whence.dtypes import Array
 from whence.errors import ElementsMissing
-from whence.records import Call, Run
+from whence.records import Call, Run, outwards
 from whence.records.slots import input_name, param_name
 from whence.results import CauseKind, SlotPair, Verdict, VerdictKind
 
@@ -418,8 +418,7 @@ def _read_rows(run: Run, call: Call) -> Bits | None:
     """Boolean (batch, position), True for rows that are read, from the masks among the inputs of
     the call and of those around it. None if all rows are read or no mask tells.
     """
-    around: Call | None = call
-    while around is not None:
+    for around in outwards(run.calls, call.id):
         for ref in around.slots("input"):
             if "mask" in input_name(ref.slot) and len(run.records[ref.record].shape) == 4:
                 try:
@@ -430,7 +429,6 @@ def _read_rows(run: Run, call: Call) -> Bits | None:
                     return _by_query(seen)
         if around.parent < 0:
             return align.real_positions(run, around)
-        around = run.calls[around.parent]
     return None
 
 

@@ -8,7 +8,7 @@ import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from whence.records import Call, Region
+from whence.records import Call, Region, outwards
 from whence.records.slots import param_name
 from whence.results import (
     GUILTY,
@@ -215,11 +215,7 @@ def _said_above(item: Judged, calls: Sequence[Call], wrong: Collection[tuple[int
     operators list it with both.
     """
     record, above = _parameter(item, calls), calls[item.region.call].parent
-    while record >= 0 and above >= 0:
-        if (above, record) in wrong:
-            return True
-        above = calls[above].parent
-    return False
+    return any((call.id, record) in wrong for call in outwards(calls, above))
 
 
 def _from_dumps(members: Sequence[Judged]) -> bool:

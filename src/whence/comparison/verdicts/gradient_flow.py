@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from whence.comparison.paired_runs import PairedRuns
-from whence.records import Call, Run, children
+from whence.records import Call, Run, children, inwards
 from whence.records.slots import is_input, is_output, is_param, param_name
 from whence.results import CauseKind, Confidence, Evidence, Verdict, VerdictKind
 
@@ -195,20 +195,22 @@ class _Sent:
                 self._parts.setdefault((call.rank, call.forward), []).append(call)
         self._known: dict[int, set[int] | None] = {}
 
+    def _backward(self, call: Call) -> Iterator[tuple[Call, Call]]:
+        """(call, part of its backward pass) of this call and of those below it."""
+        for inner in (self._calls[number] for number in inwards(self._kids, call.id)):
+            for part in self._parts.get((inner.rank, inner.order), ()):
+                yield inner, part
+
     def of(self, call: Call) -> set[int] | None:
         """Records whose gradient the backward pass of this call, or of one below it, returned; None
         if none of these calls had a backward pass.
         """
         if call.id not in self._known:
             sent: set[int] | None = None
-            todo = [call]
-            while todo:
-                inner = todo.pop()
-                todo += [self._calls[kid] for kid in self._kids.get(inner.id, ())]
-                for part in self._parts.get((inner.rank, inner.order), ()):
-                    made = {ref.slot.removeprefix(_MADE) for ref in part.slots("output")}
-                    records = {ref.record for ref in inner.refs if ref.slot in made}
-                    sent = (sent or set()) | records
+            for inner, part in self._backward(call):
+                made = {ref.slot.removeprefix(_MADE) for ref in part.slots("output")}
+                records = {ref.record for ref in inner.refs if ref.slot in made}
+                sent = (sent or set()) | records
             self._known[call.id] = sent
         return self._known[call.id]
 
@@ -217,14 +219,10 @@ class _Sent:
         output.
         """
         records = {ref.record for ref in call.refs if ref.slot == slot}
-        todo = [call]
-        while todo:
-            inner = todo.pop()
-            todo += [self._calls[kid] for kid in self._kids.get(inner.id, ())]
+        for inner, part in self._backward(call):
             own = {ref.slot for ref in inner.refs if ref.record in records and is_output(ref.slot)}
-            for part in self._parts.get((inner.rank, inner.order), ()):
-                if any(ref.slot.removeprefix(_GIVEN) in own for ref in part.slots("input")):
-                    return True
+            if any(ref.slot.removeprefix(_GIVEN) in own for ref in part.slots("input")):
+                return True
         return False
 
     def makes(self, call: Call, slot: str) -> bool:

@@ -18,7 +18,7 @@ from whence.comparison.verdicts.pair_errors import PairErrors
 from whence.comparison.verdicts.parameter_drift import ParameterDrift, ParameterDrifts
 from whence.comparison.verdicts.parameters import Parameters
 from whence.comparison.verdicts.unseen_inputs import UnseenInputs
-from whence.records import Call, Region, marks
+from whence.records import Call, Region, inwards, marks
 from whence.records.marks import Mark, has_mark
 from whence.records.program import inputs_of
 from whence.records.slots import (
@@ -439,11 +439,8 @@ class SegmentEvidenceCollector:
         for child in reversed(self.paired.kids.get(region.call, [])[: region.stretch]):
             if hidden > _FEW_HIDDEN or self._shows_something(child):
                 break
-            todo = [child]
-            while todo:
-                below = self.paired.kids.get(todo.pop(), [])
-                hidden += not below
-                todo += below
+            inside = inwards(self.paired.kids, child)
+            hidden += sum(number not in self.paired.kids for number in inside)
         return hidden > _FEW_HIDDEN
 
     def _shows_something(self, call: int) -> bool:

@@ -22,7 +22,7 @@ from whence.dtypes import unit_roundoff
 from whence.judge import PairError
 from whence.judge.limits import LIMITS, U32
 from whence.judge.replay_error import ratio
-from whence.records import Call, Region
+from whence.records import Call, Region, outwards
 from whence.records.slots import is_input, is_output, is_param, is_written, split_slot
 from whence.records.training import GRADIENTS, LOSS, OPTIMIZER
 from whence.results import GUILTY, SlotPair, Verdict
@@ -260,9 +260,8 @@ class StepGradients:
         return wrong
 
     def _top(self, call: Call) -> int:
-        while call.parent >= 0:
-            call = self._paired.calls[call.parent]
-        return call.id
+        *_, top = outwards(self._paired.calls, call.id)
+        return top.id
 
     def _distance(self, step: tuple[int, str, int]) -> float:
         """The largest error of the gradients that a step takes, as a multiple of what rounding may

@@ -47,7 +47,7 @@ from whence.comparison.verdicts.stretch_replay import (
 from whence.comparison.verdicts.unmeasured_code import unless_far
 from whence.dtypes import Array
 from whence.errors import ElementsMissing, ReplayRefused
-from whence.records import Call, Region, Run
+from whence.records import Call, Region, Run, outwards
 from whence.records.slots import (
     is_input,
     is_output,
@@ -300,21 +300,20 @@ class Neighbourhoods:
             or verdict.verdict not in (VerdictKind.INTRODUCED, VerdictKind.UNDETERMINED)
         ):
             return False
-        number, is_own = call.id, is_output(verdict.slot)
-        while number >= 0:
-            if number in self._paired.pair_of:
-                pair = self._paired.pair(self._paired.pair_of[number])
+        for around in outwards(self._paired.calls, call.id):
+            is_own = around is call
+            if around.id in self._paired.pair_of:
+                pair = self._paired.pair(self._paired.pair_of[around.id])
                 right = self._own_inputs.right(pair.call, pair.partner)
                 is_whole = right is not None and any(map(is_output, right))
-                if number == call.id and right and verdict.slot in right:
+                if is_own and right and verdict.slot in right:
                     return True
-                if is_whole and (number != call.id or not is_own):
+                if is_whole and not (is_own and is_output(verdict.slot)):
                     return True
                 if right is not None and not is_whole:
                     return False  # a later call in which the error drowns does not take it back
-            if number == call.id and not self._is_read(call, verdict.slot):
+            if is_own and not self._is_read(call, verdict.slot):
                 return False
-            number = self._paired.calls[number].parent
         return False
 
     def _is_read(self, call: Call, slot: str) -> bool:
@@ -478,9 +477,7 @@ class Neighbourhoods:
         return rest if math.isfinite(rest) else math.inf
 
     def _is_inside(self, number: int, stretch: Stretch) -> bool:
-        while number >= 0 and number != stretch.pair.call.id:
-            number = self._paired.calls[number].parent
-        return number >= 0
+        return stretch.pair.call in outwards(self._paired.calls, number)
 
     def _around(self, number: int) -> Iterator[Stretch]:
         """The stretches from this call outwards, the smallest first; none without replay."""
@@ -488,10 +485,8 @@ class Neighbourhoods:
 
     def _paired_around(self, number: int) -> Iterator[int]:
         """The ids of this call and its ancestors that have a partner, innermost first."""
-        while number >= 0:
-            if number in self._paired.pair_of:
-                yield number
-            number = self._paired.calls[number].parent
+        around = (call.id for call in outwards(self._paired.calls, number))
+        return (number for number in around if number in self._paired.pair_of)
 
     # ---- one stretch
 

@@ -5,7 +5,7 @@ given the same and leaves what no rounding does, and so does all around, the cal
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 
 from whence import dtypes
 from whence.comparison.paired_runs import PairedRuns
@@ -13,6 +13,7 @@ from whence.comparison.verdicts.pair_errors import PairErrors
 from whence.comparison.verdicts.stretch_replay import Stretch
 from whence.frameworks.operator_names import CHOOSES, base_name
 from whence.judge.limits import LIMITS
+from whence.records import inwards
 from whence.records.slots import is_input, is_param
 from whence.results import Confidence, Evidence, SlotPair, Verdict, VerdictKind
 
@@ -24,7 +25,7 @@ def unless_far(errors: PairErrors, around: Sequence[Stretch], verdict: Verdict) 
     if verdict.slot or not around:
         return verdict
     paired, call = errors.paired, around[0].pair.call
-    inside = list(_inside(paired, call.id))
+    inside = list(inwards(paired.kids, call.id))
     if any(_chooses(paired, number) for number in inside):
         return verdict
     given = [
@@ -57,15 +58,6 @@ def _largest(errors: PairErrors, pairs: Iterable[SlotPair]) -> tuple[float, floa
     known = [errors.of(pair) for pair in pairs]
     sizes = [0.0 if e.exact else (e.value or 0.0) if e.u else math.inf for e in known]
     return max(sizes, default=0.0), max((e.u for e in known), default=0.0)
-
-
-def _inside(paired: PairedRuns, number: int) -> Iterator[int]:
-    """The ids of a call and of all calls below it."""
-    below = [number]
-    while below:
-        number = below.pop()
-        below += paired.kids.get(number, ())
-        yield number
 
 
 def _chooses(paired: PairedRuns, number: int) -> bool:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from whence import judge
 from whence.comparison.verdicts.pair_errors import PairErrors
-from whence.records import Run, in_order
+from whence.records import Run, in_order, inwards
 from whence.records.marks import Mark, has_mark
 from whence.records.slots import is_input, is_written
 from whence.results import SlotPair
@@ -98,12 +98,8 @@ class UnseenInputs:
         kids = self._paired.kids.get(call, [])
         todo = [kid for kid in kids[self._looked.get(call, 0) : stretch] if not self._shown(kid)]
         self._looked[call] = stretch
-        errors: list[judge.PairError] = []
-        while todo:
-            kid = todo.pop()
-            errors += [self.errors.of(slot) for slot in self._made(kid)]
-            todo += self._paired.kids.get(kid, [])
-        return errors
+        inside = (number for kid in todo for number in inwards(self._paired.kids, kid))
+        return [self.errors.of(slot) for number in inside for slot in self._made(number)]
 
     def _shown(self, call: int) -> bool:
         return (

@@ -1,5 +1,5 @@
 """Adds explanations to the sentences of guilty verdicts: a tied parameter, one that was not loaded,
-the positions that a mask shows, an assumption of a fused node, allowed TF32, or code of another
+the positions that a mask shows, allowed TF32, or code of another
 release.
 """
 
@@ -20,7 +20,7 @@ from whence.comparison.paired_runs import PairedRuns
 from whence.display import listed
 from whence.frameworks.operator_names import base_name
 from whence.judge.initialisation import unlike
-from whence.records import Call, Over, Record, Run
+from whence.records import Call, Record, Run
 from whence.records.slots import is_param, param_name
 from whence.replay.allowed_operators import CONTRACTIONS
 from whence.results import GUILTY, CauseKind, Confidence, SlotPair, Verdict, VerdictKind
@@ -46,7 +46,7 @@ def explained(verdicts: Verdicts, paired: PairedRuns) -> Verdicts:
         if verdict.verdict == VerdictKind.PARAM_DIFF:
             words = origins.words(verdict)
         else:
-            words = assumption(verdict, paired) or mask_cause(verdict, paired)
+            words = mask_cause(verdict, paired)
         words = words or precision.words(verdict)
         if verdict.cause in (CauseKind.SEMANTIC, CauseKind.STRUCTURAL, CauseKind.UNKNOWN):
             words = "; ".join(filter(None, (words, code.words(verdict))))
@@ -77,42 +77,6 @@ def _slot(verdict: Verdict, paired: PairedRuns) -> SlotPair | None:
     """The pair of tensors in a verdict's slot, also if that names an input without its kind."""
     index = verdict.pair
     return paired.slot(index, verdict.slot) or paired.slot(index, f"input.{verdict.slot}")
-
-
-# Assumptions of a runtime's fused attention that do not hold for the original graph.
-
-_WITH_LENGTHS = ("com.microsoft.Attention", "com.microsoft.MultiHeadAttention")
-
-
-def assumption(verdict: Verdict, paired: PairedRuns) -> str:
-    """A sentence about a fused attention, inside a verdict's call, that reads its mask as lengths;
-    "" if there is none.
-
-    Such a mask has one number for each row: how many of its tokens, from the first on, are visible.
-    """
-    target, partner = paired.target, paired.pair(verdict.pair).partner
-    names = {partner.scope, *partner.origins}
-    run: Run = target
-    while isinstance(run, Over):
-        run = run.base
-    for call in run.calls:
-        is_inside = call.step == partner.step and call.scope in names
-        if is_inside and call.op_type in _WITH_LENGTHS and _takes_lengths(run, call):
-            return (
-                f"in the target {call.op_type} ({call.scope}) does it, and takes the mask as the "
-                "length of each row: that holds for padding on the right alone"
-            )
-    return ""
-
-
-def _takes_lengths(run: Run, call: Call) -> bool:
-    shapes = [run.records[ref.record].shape for ref in call.slots("input")]
-    lengths = [
-        run.records[ref.record].shape
-        for ref in call.slots("input")
-        if run.records[ref.record].dtype == "int32"
-    ]
-    return bool(shapes and shapes[0]) and (shapes[0][0],) in lengths
 
 
 # Names the setting that allows TF32 if a GPU kernel is further off than float32 rounding.

@@ -5,10 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
-import numpy as np
-
 from whence.comparison.paired_runs import PairedCall
-from whence.comparison.replays.semantics import ReplayResult, _worst_share
+from whence.comparison.replays.semantics import ReplayResult
 from whence.comparison.verdicts.declared.candidates import (
     CallReplay,
     CandidateSemantics,
@@ -22,9 +20,8 @@ from whence.comparison.verdicts.declared.ledger import (
 )
 from whence.comparison.verdicts.declared.masked_rows import MaskedRows
 from whence.comparison.verdicts.declared.quantised_weights import QuantisedWeights
-from whence.comparison.verdicts.declared.tolerances import TensorTolerances
+from whence.comparison.verdicts.declared.tolerances import TensorTolerances, allows
 from whence.errors import ElementsMissing
-from whence.judge.error_structure import norm
 from whence.judge.policy import Entry, Policy
 from whence.records import Run
 from whence.records.slots import is_of_child, split_child
@@ -140,37 +137,26 @@ class DeclaredContainers:
             return self._ledger.ignored(entry, call, verdict)
         self._ledger.consult(entry)
         self._ledger.apply(entry)
-        worst = self._worst_share(entry, outputs)
-        if worst is None or not worst <= 1:
+        if not self._are_allowed(entry, outputs):
             return verdict
         self._ledger.met(entry, call, sqnr_of(verdict.numbers.get("e_out")))
         sentence = f"{entry}, against the reference's output; {verdict.sentence}"
-        return verdict.withdrawn(VerdictKind.DECLARED, sentence).replace(score=worst)
+        return verdict.withdrawn(VerdictKind.DECLARED, sentence)
 
-    def _worst_share(self, entry: Entry, outputs: Sequence[SlotPair]) -> float | None:
-        """The largest error as a multiple of the declared tolerance; None if the entry does not
-        cover an output or one cannot be compared.
-        """
-        worst = 0.0
-        for slot in outputs:
-            if not entry.covers_slot(slot.reference_slot):
-                return None
-            try:
-                a, b = (
-                    self.reference.array(slot.reference_record).astype(np.float64),
-                    self.target.array(slot.target_record).astype(np.float64),
+    def _are_allowed(self, entry: Entry, outputs: Sequence[SlotPair]) -> bool:
+        """Whether an entry covers and allows every output; False if one cannot be compared."""
+        try:
+            return bool(outputs) and all(
+                entry.covers_slot(slot.reference_slot)
+                and allows(
+                    entry,
+                    self.target.array(slot.target_record),
+                    self.reference.array(slot.reference_record),
                 )
-            except ElementsMissing:
-                return None
-            if a.shape != b.shape:
-                return None
-            if entry.rel_l2 is not None:
-                size = norm(a)
-                error = norm(b - a) / size if size else math.inf
-                worst = max(worst, error / entry.rel_l2 if entry.rel_l2 else math.inf)
-            else:
-                worst = max(worst, _worst_share(np.abs(b - a), np.abs(a), entry))
-        return worst if outputs else None
+                for slot in outputs
+            )
+        except ElementsMissing:
+            return False
 
 
 def _worst(result: ReplayResult, default: float = math.inf) -> float:

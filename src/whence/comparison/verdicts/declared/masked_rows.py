@@ -13,7 +13,7 @@ from whence.comparison.replays.semantics import PLAIN, Semantics
 from whence.dtypes import Array
 from whence.errors import ElementsMissing
 from whence.judge.policy import Entry, Policy
-from whence.records import Call, Record, Run
+from whence.records import Call, Record, Run, outwards
 from whence.records.slots import is_input, is_of_child, is_output, split_child
 from whence.results import Plan, SlotPair
 
@@ -109,15 +109,13 @@ def _visible(run: Run, call: Call, name: str) -> Array | None:
     """Boolean (batch, position), True for rows that count, from the mask with this name among the
     tensors of the call or of one around it; None if there is none.
     """
-    around: Call | None = call
-    while around is not None:
+    for around in outwards(run.calls, call.id):
         for ref in around.refs:
             if ref.slot in (f"input.{name}", name):
                 try:
                     return _as_rows(run.array(ref.record))
                 except ElementsMissing:
                     return None
-        around = run.calls[around.parent] if around.parent >= 0 else None
     return None
 
 

@@ -16,7 +16,6 @@ from whence import judge
 from whence.comparison.paired_runs import PairedCall
 from whence.comparison.replays.replayer import Replayer
 from whence.comparison.verdicts.declared.ledger import DeclarationLedger, sqnr_of
-from whence.comparison.verdicts.quantised import saturating_sums
 from whence.comparison.verdicts.quantised.dithered import beyond_steps, saturates_inside
 from whence.comparison.verdicts.quantised.programs import TABLES, LayerPrograms, with_shape
 from whence.comparison.verdicts.quantised.weights import CheckedWeights, CodedParameters
@@ -31,6 +30,10 @@ from whence.results import CauseKind, Confidence, Evidence, Verdict, VerdictKind
 
 _HELD_TO_A_CODE = "its codes are those of what the reference's operators make"
 _HELD_TO_ROUNDING = "what it is off by is what rounding its codes explains"
+_MAY_SATURATE = (
+    "processors without VNNI add pairs of products of unsigned and signed codes in 16 bits, where "
+    "they saturate: reduce_range=True (weights of 7 bits) or unsigned weights show whether it is"
+)
 _SAID = 1e-3
 """Share of saturated numbers from which on the verdict mentions them."""
 
@@ -223,9 +226,8 @@ class QuantisedLayers:
         if node is None:
             return ""
         words = f"{node.name}, run again on what it was given, gives something else"
-        if saturating_sums.explains(node, self.target.array):
-            words += f": {saturating_sums.WORDS}"
-        return words
+        codes = {self.target.records[record].dtype for record in node.reads}
+        return f"{words}; {_MAY_SATURATE}" if {"uint8", "int8"} <= codes else words
 
     def _off(self, output: _Output, right: Array, by_tables: bool) -> tuple[str, float]:
         """(what is wrong with an output, score); ("", score) when nothing is wrong."""

@@ -29,7 +29,7 @@ from whence.errors import ElementsMissing, ReplayRefused
 from whence.judge import block_quantisation
 from whence.judge.limits import CODES_EXPLAINED, CODES_MOSTLY
 from whence.judge.policy import Entry
-from whence.records import Call, Program, Region, in_order
+from whence.records import Call, Program, Region, in_order, outwards
 from whence.records.program import Operand
 from whence.records.slots import is_inside, is_param, split_slot
 from whence.results import (
@@ -379,15 +379,15 @@ class FaultPlaces:
 
     def _topmost(self, call: int, regions: Set[RegionKey]) -> int:
         """The outermost ancestor of this call, or itself, that lies entirely in these regions."""
-        while (parent := self._calls[call].parent) != -1:
+        for around in outwards(self._calls, self._calls[call].parent):
             inside = (
                 key
                 for key, region in self.tensors.regions.items()
-                if region.outputs and self.tensors.is_within(key[0], parent)
+                if region.outputs and self.tensors.is_within(key[0], around.id)
             )
             if any((inner, min(segment, 0)) not in regions for inner, segment in inside):
                 break
-            call = parent
+            call = around.id
         return call
 
 
@@ -666,10 +666,7 @@ class ShownTensors:
 
     def path(self, call: int) -> list[int]:
         """The ids of a call's ancestors, outermost first, and of the call itself."""
-        path = [call]
-        while (parent := self.paired.calls[path[-1]].parent) != -1:
-            path.append(parent)
-        return path[::-1]
+        return [around.id for around in outwards(self.paired.calls, call)][::-1]
 
     def roots(self) -> list[Call]:
         """The root calls that contain shown tensors, in execution order."""
@@ -678,9 +675,7 @@ class ShownTensors:
 
     def is_within(self, call: int, above: int) -> bool:
         """Whether a call is `above` or lies inside it."""
-        while call != -1 and call != above:
-            call = self.paired.calls[call].parent
-        return call == above
+        return above in self.path(call)
 
     def label(self, slot: SlotPair) -> Call:
         """The call of the target that shows a tensor."""
