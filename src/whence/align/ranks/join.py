@@ -10,7 +10,7 @@ from __future__ import annotations
 import bisect
 import math
 from collections import Counter, defaultdict
-from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -601,16 +601,15 @@ def _is_part(
 def _place(groups: RankGroups, pair: TensorPair) -> None:
     """Decide the layouts of two paired tensors."""
     places = [tensor.place for tensor in pair]
-    if not all(tensor.records for tensor in pair):
-        return
     are_gradients = all(gradients.is_gradient(tensor.key, tensor.slot) for tensor in pair)
-    if all(p in groups.layouts for p in places) and not are_gradients:
+    are_known = all(place in groups.layouts for place in places)
+    if not all(tensor.records for tensor in pair) or (are_known and not are_gradients):
         return
     if any(groups.cannot_join(*tensor.where) for tensor in pair):
         return
-    for i, tensor in enumerate(pair):
-        groups.first.setdefault(places[i], (tensor.key, tensor.slot))
-        groups.partner.setdefault(places[i], places[1 - i])
+    for tensor, place, other in zip(pair, places, places[::-1], strict=True):
+        groups.first.setdefault(place, (tensor.key, tensor.slot))
+        groups.partner.setdefault(place, other)
     options = [groups.options(*tensor.where, tensor.records, tensor.shapes) for tensor in pair]
     layouts = _that_fit(
         [option for option in own if groups.layouts.get(place, option[0]) == option[0]]
@@ -618,33 +617,42 @@ def _place(groups: RankGroups, pair: TensorPair) -> None:
     )
     if not layouts and are_gradients:
         _place_here(groups, pair, _that_fit(options))
-    if not layouts or all(p in groups.layouts for p in places):
+    if not layouts or are_known:
         return
-    if is_param(pair[0].slot):
-        layouts = [
-            p for p in layouts if not any(level.how == "sum" for part in p for level in part)
-        ] or layouts
-    layouts = [
-        p for p in layouts if all(groups.summable(places[i], p[i]) for i in (0, 1))
-    ] or layouts
-    if any(gradients.is_of_own_loss(groups, *tensor.where) for tensor in pair):
-        layouts = [
-            p for p in layouts if all(groups.copies(places[i], p[i]) for i in (0, 1))
-        ] or layouts
-    if not pair[0].shapes[0] and not is_param(pair[0].slot):
-        layouts = [
-            p
-            for p in layouts
-            if all(gradients.is_possible(groups, *t.where, a) for t, a in zip(pair, p, strict=True))
-        ] or layouts
     # If both sides hold pieces, joining both along the same wrong axis agrees too; so the simplest
     # layouts that agree are taken.
-    layouts.sort(key=_complexity)
-    for tensor_place, layout in zip(places, _pick(groups, layouts, pair), strict=True):
-        groups.layouts.setdefault(tensor_place, layout)
-        groups.note_differing(tensor_place, groups.layouts[tensor_place])
+    layouts = sorted(_likely(groups, pair, layouts), key=_complexity)
+    for place, layout in zip(places, _pick(groups, layouts, pair), strict=True):
+        groups.layouts.setdefault(place, layout)
+        groups.note_differing(place, groups.layouts[place])
     for tensor in pair:
         gradients.note_loss(groups, *tensor.where)
+
+
+def _likely(groups: RankGroups, pair: TensorPair, layouts: list[LayoutPair]) -> list[LayoutPair]:
+    """The layouts that agree with what is known beside the shapes. A rule that none of them meets
+    counts for nothing.
+    """
+    places, is_parameter = [tensor.place for tensor in pair], is_param(pair[0].slot)
+
+    def is_no_sum(layout: LayoutPair) -> bool:
+        return not any(level.how == "sum" for part in layout for level in part)
+
+    def is_possible(layout: LayoutPair) -> bool:
+        return all(gradients.is_possible(groups, *t.where, p) for t, p in zip(pair, layout))
+
+    rules: list[tuple[bool, Callable[[LayoutPair], bool]]] = [
+        (is_parameter, is_no_sum),
+        (True, lambda layout: all(map(groups.summable, places, layout))),
+        (
+            any(gradients.is_of_own_loss(groups, *tensor.where) for tensor in pair),
+            lambda layout: all(map(groups.copies, places, layout)),
+        ),
+        (not (pair[0].shapes[0] or is_parameter), is_possible),
+    ]
+    for applies, is_met in rules:
+        layouts = (applies and [*filter(is_met, layouts)]) or layouts
+    return layouts
 
 
 def _that_fit(options: Iterable[Sequence[tuple[Layout, Any]]]) -> list[LayoutPair]:

@@ -8,7 +8,7 @@ import msgspec
 
 from whence import align
 from whence.comparison.verdicts.call_replays import CallReplays
-from whence.records import Call, Program, Run, children, marks
+from whence.records import Call, Program, Ref, Run, children, marks
 from whence.records.marks import Mark
 from whence.records.slots import is_input, is_mutated, is_written
 from whence.results import Coverage, SlotPair, Verdict, VerdictKind, severity
@@ -81,19 +81,14 @@ class CallCoverage:
         left_out = {c.id for c in (*passthrough, *whole)}
         selected = [c for c in align.selected(paired.calls) if c.id not in left_out]
         ran_inside = {inner for number in self.inside for inner in paired.alone(number)}
-        measured = covered = 0
-        root_ok = bool(paired.plan.pairs)
-        for call in selected:
-            is_measured = call.id in paired.pair_of and self._outputs_known(call)
-            is_covered = not is_measured and call.id not in ran_inside and self._covers(call.id)
-            measured += is_measured
-            covered += is_covered
-            if (
-                call.parent == -1
-                and not (is_measured or is_covered)
-                and (call.kind != "region" or call.slots("output"))
-            ):
-                root_ok = False
+        measured = {c.id for c in selected if c.id in paired.pair_of and self._outputs_known(c)}
+        covered = {
+            c.id
+            for c in selected
+            if c.id not in measured and c.id not in ran_inside and self._covers(c.id)
+        }
+        ends = (c for c in selected if c.parent == -1 and (c.kind != "region" or c.slots("output")))
+        root_ok = bool(paired.plan.pairs) and all(c.id in measured | covered for c in ends)
         handed_on = {r.record for c in passthrough for r in c.slots("output")}
         root_ok &= all(self._whole_known(call, handed_on) for call in whole)
         number = len(paired.plan.pairs) - sum(call.id in paired.pair_of for call in whole)
@@ -105,17 +100,17 @@ class CallCoverage:
             for c in selected
         )
         if not paired.measured:  # a dump without tensors
-            measured, covered, root_ok = 0, 0, False
+            measured, covered, root_ok = set(), set(), False
         beside = paired.left_out
         return Coverage(
             len(selected) + beside.calls,
             number + beside.calls,
-            measured + beside.calls,
+            len(measured) + beside.calls,
             replayed + (beside.calls if replayer is not None else 0),
             programs + beside.programs,
             root_ok,
             inside,
-            covered,
+            len(covered),
         )
 
     def _whole_known(self, call: Call, handed_on: Set[int]) -> bool:
@@ -144,11 +139,17 @@ class CallCoverage:
     def _outputs_known(self, call: Call) -> bool:
         """Whether every output of a paired call that matters was measured."""
         slots = self.paired.slots_of(call.id)
+        return all(
+            self._is_known(call, ref, slots.get(ref.slot)) for ref in self._left(call, slots)
+        )
+
+    def _left(self, call: Call, slots: Mapping[str, SlotPair]) -> Sequence[Ref]:
+        """What a paired call leaves and that has to be compared here."""
         # A tensor that a call changes in place and returns has two slots; a partner of one counts.
         covered = self._covered | {s.reference_record for s in slots.values()}
         refs = [
             r
-            for r in (*call.slots("output"), *call.slots("mutated"))
+            for r in _left_refs(call)
             if r.slot in slots
             or (r.record not in covered and not align.is_count_of_cache(self.paired.reference, r))
         ]
@@ -161,21 +162,17 @@ class CallCoverage:
         # If the target keeps no cache, its content is compared in the calls that read it.
         has_cache = any(align.is_cache(s.reference_slot) for s in slots.values())
         others = [ref for ref in used or refs if has_cache or not align.is_cache(ref.slot)]
-        for ref in others or used or refs:
-            slot = slots.get(ref.slot)
-            if (
-                slot is not None
-                and self.errors.of(slot).value is not None
-                and not self.paired.partly(slot)
-            ):
-                continue
+        return others or used or refs
+
+    def _is_known(self, call: Call, ref: Ref, slot: SlotPair | None) -> bool:
+        """Whether a tensor that a call leaves was measured, or judged otherwise."""
+        if slot is not None:
+            is_measured = self.errors.of(slot).value is not None and not self.paired.partly(slot)
             # An empty tensor, or a cache of another length, holds nothing to compare here.
-            has_nothing = slot is not None and (
-                self.paired.reference.records[ref.record].count == 0 or self._has_other_form(slot)
-            )
-            if not has_nothing and not self._is_replayed_otherwise(call, ref.slot):
-                return False
-        return True
+            is_empty = self.paired.reference.records[ref.record].count == 0
+            if is_measured or is_empty or self._has_other_form(slot):
+                return True
+        return self._is_replayed_otherwise(call, ref.slot)
 
     def _is_replayed_otherwise(self, call: Call, slot: str) -> bool:
         """Whether this output was judged by a replay on inputs that cannot be compared, and a
@@ -259,8 +256,12 @@ def _computes_in_calls_alone(call: Call, kids: Sequence[Call]) -> bool:
     return is_graph and all(kid.refs for kid in kids)
 
 
+def _left_refs(call: Call) -> Sequence[Ref]:
+    return *call.slots("output"), *call.slots("mutated")
+
+
 def _left(call: Call) -> dict[str, int]:
-    return {r.slot: r.record for kind in ("output", "mutated") for r in call.slots(kind)}
+    return {r.slot: r.record for r in _left_refs(call)}
 
 
 def _used(program: Program) -> set[str]:

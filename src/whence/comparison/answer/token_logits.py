@@ -21,9 +21,7 @@ from whence.dtypes import Array
 from whence.errors import ElementsMissing
 from whence.records import (
     Call,
-    Collective,
     Note,
-    Program,
     Record,
     Ref,
     Run,
@@ -32,6 +30,7 @@ from whence.records import (
     missing_of,
 )
 from whence.records.logits import maker_of, note_of_maker
+from whence.records.views import MemoryRun
 from whence.results import Comparison, Status, TokenKind, ViewRow
 
 if TYPE_CHECKING:
@@ -415,7 +414,7 @@ def _goes_on_alike(following: Rows | None, row: int) -> bool:
     return of_token(following.reference[row], following.target[row]).rel_logit_err <= _ALIKE
 
 
-class LogitsRun:
+class LogitsRun(MemoryRun):
     """One side as a run of logits: for each token, one call of the model on the whole text so far.
 
     is_narrow: whether the logits have 16 bits. says_precision: whether the run states the precision
@@ -430,19 +429,11 @@ class LogitsRun:
         texts: Mapping[TokenKey, Array],
         number: int,
     ) -> None:
-        self.path, self.ended, self.missing = run.path, run.ended, missing_of(run)
-        self.programs: Mapping[str, Program] = {}
-        self.notes: Sequence[Note] = [
-            note for note in run.notes if note.kind in ("error", "budget", "settings")
-        ]
         calls: list[Call] = []
         records: list[Record] = []
-        self.calls: Sequence[Call] = calls
-        self.records: Sequence[Record] = records
-        self._arrays: list[Array | None] = []
-        first = next(iter(side.values())).call
-        root = first.module_name
-        self.notes = [*self.notes, *_notes_of_maker(run, next(iter(side.values())))]
+        arrays: dict[int, Array] = {}
+        first = next(iter(side.values()))
+        root = first.call.module_name
         self.is_narrow, self.says_precision = False, bool(align.settings_of(run))
         for rank, token in sorted(side):
             pair, text = pairs[rank, token], texts[rank, token]
@@ -461,8 +452,9 @@ class LogitsRun:
                 refs.append(Ref(slot, len(records)))
                 shape = (len(text), 1, 1) if array is None else tuple(array.shape)
                 why = pair.why if array is None else ""
+                if array is not None:
+                    arrays[len(records)] = array
                 records.append(Record(len(records), kind, shape, why=why))
-                self._arrays.append(array)
             place = len(calls)
             calls.append(
                 Call(
@@ -479,23 +471,26 @@ class LogitsRun:
                     refs=tuple(refs),
                 )
             )
-        self.info = run.info
+        super().__init__(
+            calls,
+            records,
+            arrays,
+            path=run.path,
+            info=run.info,
+            notes=[
+                *(n for n in run.notes if n.kind in ("error", "budget", "settings")),
+                *_notes_of_maker(run, first),
+            ],
+            steps=[Step(root, token, 0, True, rank) for rank, token in sorted(side)],
+            ended=run.ended,
+            missing=missing_of(run),
+        )
         self.set_option("level", "logits")
-        self.collectives: Sequence[Collective] = ()
-        self.steps: Sequence[Step] = [
-            Step(root, token, 0, True, rank) for rank, token in sorted(side)
-        ]
 
     def set_option(self, name: str, value: str) -> None:
         """Set an option of the capture in the run's info."""
         options = {**self.info.options, name: value}
         self.info = msgspec.structs.replace(self.info, options=options)
-
-    def array(self, record: int) -> Array:
-        array = self._arrays[record]
-        if array is None:
-            raise ElementsMissing(self.records[record].why)
-        return array
 
 
 def _notes_of_maker(run: Run, logits: TokenLogits) -> list[Note]:

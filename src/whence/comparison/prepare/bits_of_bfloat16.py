@@ -6,16 +6,16 @@ from collections import defaultdict
 from collections.abc import Iterator
 from typing import NamedTuple
 
-import ml_dtypes
 import msgspec
 import numpy as np
 import numpy.typing as npt
 
 from whence import dtypes
+from whence.comparison.prepare.stored_precision import ReadAs
 from whence.dtypes import Array
 from whence.errors import ElementsMissing
 from whence.frameworks import host
-from whence.records import Dumped, Over, Run
+from whence.records import Run
 
 _STORED = ("int16", "uint16")
 _SAMPLE = 1 << 14
@@ -38,45 +38,23 @@ class _Place(NamedTuple):
     slot: str
 
 
-class BitsRun(Over):
+class BitsRun(ReadAs):
     """A run of which some records are read as the bfloat16 numbers whose bits they hold."""
 
     def __init__(self, base: Run, numbers: frozenset[int]) -> None:
-        records = list(base.records)
+        super().__init__(base, dict.fromkeys(numbers, "bfloat16"), _bits_as)
+        records = list(self.records)
         for number in numbers:
-            old = records[number]
-            elements = (
-                Dumped(old.elements.file, old.dtype)
-                if isinstance(old.elements, Dumped)
-                else old.elements
-            )
-            widened = np.ascontiguousarray(_as_numbers(base.array(number)), np.float32)
+            widened = np.ascontiguousarray(self.array(number), np.float32)
             statistics, _ = host.statistics(widened.reshape(-1).view(np.uint8), "float32")
-            records[number] = msgspec.structs.replace(
-                old,
-                dtype="bfloat16",
-                hash="",
-                sketch=None,
-                statistics=statistics,
-                elements=elements,
-            )
-        super().__init__(base, None, records)
-        self._numbers = numbers
-
-    def array(self, record: int) -> Array:
-        """Elements of a record. Raises ElementsMissing."""
-        array = super().array(record)
-        return _as_numbers(array) if record in self._numbers else array
-
-    def below(self, record: int) -> tuple[Run, int] | None:
-        """As `Over.below`."""
-        return (self.base, record) if record not in self._numbers else None
+            records[number] = msgspec.structs.replace(records[number], statistics=statistics)
+        self.records = records
 
 
-def _as_numbers(array: Array) -> Array:
-    view: Array = np.ascontiguousarray(array).view(ml_dtypes.bfloat16)
-    view.flags.writeable = False
-    return view
+def _bits_as(array: Array, kind: str) -> Array:
+    """The numbers of a dtype whose bits an array holds."""
+    numbers: Array = np.ascontiguousarray(array).view(dtypes.named(kind).numpy)
+    return numbers
 
 
 def with_numbers(reference: Run, target: Run) -> tuple[Run, Run, tuple[str, ...]]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 from collections import Counter
+from collections.abc import Callable, Mapping
 
 import msgspec
 import numpy as np
@@ -31,19 +32,15 @@ _SHARE = 0.25  # least share of them that uses the last bit; rounding to nearest
 _MANY = 16  # significant bits that constants and steps of a grid do not exceed
 
 
-class StoredPrecisionRun(Over):
-    """A run in which some records have the dtype that they were computed in; the values of their
-    elements are unchanged. sentences: which records.
+class ReadAs(Over):
+    """A run in which some records have another dtype. kinds: their dtypes, by record; read: brings
+    the elements of such a record to its dtype.
     """
 
-    def __init__(self, base: Run, kinds: dict[int, str]) -> None:
+    def __init__(
+        self, base: Run, kinds: Mapping[int, str], read: Callable[[Array, str], Array]
+    ) -> None:
         records = list(base.records)
-        pairs = Counter((records[number].dtype, kind) for number, kind in kinds.items())
-        self.sentences = [
-            f"{base.path}: {count} {'tensor' if count == 1 else 'tensors'} stored in {stored} "
-            f"hold numbers of {kind}, and are judged so"
-            for (stored, kind), count in pairs.items()
-        ]
         for number, kind in kinds.items():
             old = records[number]
             elements = (
@@ -53,20 +50,35 @@ class StoredPrecisionRun(Over):
                 old, dtype=kind, hash="", sketch=None, elements=elements
             )
         super().__init__(base, None, records)
-        self._kinds = kinds
+        self._kinds, self._read = kinds, read
 
     def array(self, record: int) -> Array:
         """Elements of a record. Raises ElementsMissing."""
         array, kind = super().array(record), self._kinds.get(record)
         if kind is None:
             return array
-        view: Array = _cast(array, kind).view()
+        view = self._read(array, kind).view()
         view.flags.writeable = False
         return view
 
     def below(self, record: int) -> tuple[Run, int] | None:
         """As `Over.below`."""
         return (self.base, record) if record not in self._kinds else None
+
+
+class StoredPrecisionRun(ReadAs):
+    """A run in which some records have the dtype that they were computed in; the values of their
+    elements are unchanged. sentences: which records.
+    """
+
+    def __init__(self, base: Run, kinds: dict[int, str]) -> None:
+        pairs = Counter((base.records[number].dtype, kind) for number, kind in kinds.items())
+        self.sentences = [
+            f"{base.path}: {count} {'tensor' if count == 1 else 'tensors'} stored in {stored} "
+            f"hold numbers of {kind}, and are judged so"
+            for (stored, kind), count in pairs.items()
+        ]
+        super().__init__(base, kinds, _cast)
 
 
 def as_computed(run: Run) -> Run:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 from whence.comparison.paired_runs import PairedRuns
 from whence.records import Run
 from whence.records.slots import is_param, param_name
-from whence.results import GUILTY, Evidence, Verdict, VerdictKind
+from whence.results import GUILTY, CallPair, Evidence, Verdict, VerdictKind
 
 _NAMED = 3  # of the weights without a partner
 
@@ -20,36 +20,17 @@ def complete(
     Of a module that ran, its outputs tell what a missing weight did; of a checkpoint nothing does:
     `undetermined`.
     """
-    out, plan = dict(verdicts), paired.plan
-    if not (_is_checkpoint(paired.reference) and _is_checkpoint(paired.target)):
+    out = dict(verdicts)
+    if not all(map(_is_checkpoint, (paired.reference, paired.target))):
         return out
-    roots = {c.id for c in paired.calls if c.parent == -1}
-    for index, pair in enumerate(plan.pairs):
-        lone = [
-            (side, slot)
-            for side, slots in (("reference", pair.only_reference), ("target", pair.only_target))
-            for slot in slots
-        ]
-        scope = paired.calls[pair.reference].scope
-        lacking = [
-            (side, ".".join(filter(None, (scope, param_name(slot)))))
-            for side, slot in lone
-            if is_param(slot)
-        ]
-        if pair.reference in roots:
-            lacking += [
-                ("reference", paired.calls[call].scope) for call in plan.unmatched_reference
-            ]
-            lacking += [
-                ("target", paired.target.calls[call].scope) for call in plan.unmatched_target
-            ]
+    for index, pair in enumerate(paired.plan.pairs):
+        words = "; ".join(
+            f"only the {side} has {', '.join(names[:_NAMED])}{' ...' if names[_NAMED:] else ''}"
+            for side, names in _lacking(paired, pair)
+            if names
+        )
         region = (pair.reference, 0 if paired.kids.get(pair.reference) else -1)
-        if lacking and (region not in out or out[region].verdict not in GUILTY):
-            words = "; ".join(
-                f"only the {side} has {', '.join(names[:_NAMED])}{' ...' if names[_NAMED:] else ''}"
-                for side in ("reference", "target")
-                if (names := [name for s, name in lacking if s == side])
-            )
+        if words and (region not in out or out[region].verdict not in GUILTY):
             out[region] = Verdict(
                 index,
                 VerdictKind.UNDETERMINED,
@@ -59,6 +40,19 @@ def complete(
                 sentence=words,
             )
     return out
+
+
+def _lacking(paired: PairedRuns, pair: CallPair) -> Iterator[tuple[str, list[str]]]:
+    """(side, weights that only this side's call has); of a root also the calls without a
+    partner.
+    """
+    call, plan = paired.calls[pair.reference], paired.plan
+    for side, slots, calls, alone in (
+        ("reference", pair.only_reference, paired.calls, plan.unmatched_reference),
+        ("target", pair.only_target, paired.target.calls, plan.unmatched_target),
+    ):
+        names = [".".join(filter(None, (call.scope, param_name(s)))) for s in slots if is_param(s)]
+        yield side, names + [calls[number].scope for number in alone if call.parent == -1]
 
 
 def _is_checkpoint(run: Run) -> bool:

@@ -5,7 +5,7 @@ step. What the optimiser takes is the same, so nothing computes something else.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -57,38 +57,48 @@ def undone(verdicts: Verdicts, paired: PairedRuns) -> Verdicts:
     if not differing and not taken and not skipped:
         return verdicts
     out, steps = dict(verdicts), dict(gradients_of_steps(paired))
-    factors = {key: _factor(paired, slots) for key, slots in differing.items()}
-    # A single number may be off by any factor; only the gradients show which terms differ.
-    otherwise = {
-        _micro_batch(call)
-        for call, factor in ((paired.calls[key[0]], factor) for key, factor in factors.items())
-        if call.op == LOSS
-        and _step(call) not in skipped
-        and (factor is None or is_value_alone(paired, call))
-    }
-    for key, factor in factors.items():
-        call, verdict = paired.calls[key[0]], verdicts[key]
-        if call.op == LOSS and _micro_batch(call) in otherwise:
-            continue
-        place = _step(call)
-        step = steps.get(place)
-        if factor is not None and (place in skipped or (step is not None and step.agree(factor))):
+    for key, factor in _factors_of_losses(paired, differing, skipped):
+        step = steps.get(place := _step(paired.calls[key[0]]))
+        if place in skipped or (step is not None and step.agree(factor)):
             words = f"{factor:.6g} times the reference's, which does not reach the optimiser"
-            out[key] = verdict.withdrawn(
-                VerdictKind.NOISE,
-                f"{words}; {verdict.sentence}",
-                numbers={**verdict.numbers, _UNDONE: factor},
-            )
+            numbers = {**verdicts[key].numbers, _UNDONE: factor}
+            out[key] = _withdrawn(verdicts[key], words, VerdictKind.NOISE, numbers=numbers)
     for key, verdict in out.items():
         if words := _of_skipped(paired, paired.calls[key[0]], verdict, skipped):
-            out[key] = verdict.withdrawn(VerdictKind.UNDETERMINED, f"{words}; {verdict.sentence}")
+            out[key] = _withdrawn(verdict, words, VerdictKind.UNDETERMINED)
     for key in taken:
-        call, verdict = paired.calls[key[0]], verdicts[key]
-        step = steps.get(_step(call))
-        if step is not None and step.is_moved and _are_taken_alike(paired, verdict.pair):
+        step = steps.get(_step(paired.calls[key[0]]))
+        if step is not None and step.is_moved and _are_taken_alike(paired, verdicts[key].pair):
             words = "gradients are scaled here, and a loss in the other run: they leave alike"
-            out[key] = verdict.withdrawn(VerdictKind.NOISE, f"{words}; {verdict.sentence}")
+            out[key] = _withdrawn(verdicts[key], words, VerdictKind.NOISE)
     return out
+
+
+def _withdrawn(verdict: Verdict, words: str, kind: VerdictKind, **changes: Any) -> Verdict:
+    return verdict.withdrawn(kind, f"{words}; {verdict.sentence}", **changes)
+
+
+def _factors_of_losses(
+    paired: PairedRuns,
+    differing: Mapping[tuple[int, int], Sequence[SlotPair]],
+    skipped: Set[tuple[int, str, int]],
+) -> Iterator[tuple[tuple[int, int], float]]:
+    """(key of a verdict, factor) of the losses that are off by one factor. A single number may be
+    off by any; only the gradients show which terms differ.
+    """
+    factors = {key: _factor(paired, slots) for key, slots in differing.items()}
+    calls = {key: paired.calls[key[0]] for key in factors}
+    otherwise = {
+        _micro_batch(call)
+        for key, call in calls.items()
+        if call.op == LOSS
+        and _step(call) not in skipped
+        and (factors[key] is None or is_value_alone(paired, call))
+    }
+    for key, factor in factors.items():
+        is_otherwise = calls[key].op == LOSS and _micro_batch(calls[key]) in otherwise
+        if factor is not None and not is_otherwise:
+            yield key, factor
 
 
 def _step(call: Call) -> tuple[int, str, int]:

@@ -45,53 +45,31 @@ class RankFaults:
             ):
                 continue
             pair = self.paired.pair(verdict.pair)
-            call, partner = pair.call, pair.partner
-            try:
-                words = (
-                    self._parameter(verdict)
-                    if verdict.verdict == VerdictKind.PARAM_DIFF
-                    else self._output(call, verdict) or self._stale.words(verdict)
-                )
-            except (ElementsMissing, ReplayRefused):
-                words = ""
-            if not words and drifted and self._follows(call, partner):
+            call, rank = pair.call, marks.shown_rank(pair.partner)
+            words = self._words(call, verdict)
+            # A call may be wrong only because its ranks had drifted apart before.
+            follows = rank and (call.step > 0 or call.phase != "forward")
+            if not words and drifted and follows:
                 words = f"its ranks differ since {drifted}: not judged again"
                 verdicts[key] = verdict.replace(verdict=VerdictKind.INHERITED, sentence=words)
                 continue
-            if marks.shown_rank(partner) and not drifted:
+            if rank and not drifted:
                 drifted = f"{call.name} at step {call.step}"
-            cause = (
-                verdict.cause or CauseKind.SEMANTIC
-                if verdict.verdict == VerdictKind.PARAM_DIFF
-                else CauseKind.SEMANTIC
-                if words
-                else verdict.cause
-            )
-            rank = marks.shown_rank(partner)
-            words = "; ".join(
-                w
-                for w in (words, f"the ranks differ here, this is rank {rank}'s" if rank else "")
-                if w
-            )
-            if words:
-                first = "introduced here: "
-                sentence = (
-                    verdict.sentence.replace(first, f"{first}{words}; ", 1)
-                    if first in verdict.sentence
-                    else f"{verdict.sentence}; {words}"
-                )
-                reason = verdict.reason or (words if is_sum(call.op) else "")
-                verdicts[key] = verdict.replace(sentence=sentence, cause=cause, reason=reason)
+            verdicts[key] = _with_words(verdict, call, words, rank)
         return verdicts
+
+    def _words(self, call: Call, verdict: Verdict) -> str:
+        """The error between ranks behind a verdict, in words; "" if it cannot be shown."""
+        try:
+            if verdict.verdict == VerdictKind.PARAM_DIFF:
+                return self._parameter(verdict)
+            return self._output(call, verdict) or self._stale.words(verdict)
+        except (ElementsMissing, ReplayRefused):
+            return ""
 
     def _when(self, item: tuple[tuple[int, int], Verdict]) -> tuple[int, int]:
         (call, stretch), _ = item
         return self.paired.calls[call].order, stretch
-
-    @staticmethod
-    def _follows(call: Call, partner: Call) -> bool:
-        """Whether a call may be wrong only because its ranks had drifted apart before."""
-        return bool(marks.shown_rank(partner)) and (call.step > 0 or call.phase != "forward")
 
     # ---- pieces
 
@@ -295,24 +273,47 @@ class RankFaults:
                     arrays, params, working="float64", strides=strides, outputs=[name]
                 )
             return np.asarray(outputs[name], np.float64)
-        tensors = {
-            s: replaced[s] if s in replaced else self.paired.target.array(p.target_record)
-            for s, p in self.paired.slots[index].items()
-        }
-        x, weight = tensors.get("input.0"), tensors.get("param.weight")
-        if (
-            x is None
-            or weight is None
-            or weight.ndim != 2
-            or x.shape[-1:] != weight.shape[1:]
-            or set(tensors) - _LINEAR
-        ):
-            raise ReplayRefused("not a linear layer")
-        out = x.astype(np.float64) @ weight.astype(np.float64).T
-        return np.asarray(
-            out + tensors["param.bias"].astype(np.float64) if "param.bias" in tensors else out,
-            np.float64,
+        return _linear(
+            {
+                s: replaced[s] if s in replaced else self.paired.target.array(p.target_record)
+                for s, p in self.paired.slots[index].items()
+            }
         )
+
+
+def _with_words(verdict: Verdict, call: Call, words: str, rank: str) -> Verdict:
+    """The verdict with the error between ranks in its sentence. rank: whose tensor is shown, ""
+    where all ranks hold the same.
+    """
+    cause = CauseKind.SEMANTIC if words else verdict.cause
+    if verdict.verdict == VerdictKind.PARAM_DIFF:
+        cause = verdict.cause or CauseKind.SEMANTIC
+    own = f"the ranks differ here, this is rank {rank}'s" if rank else ""
+    words = "; ".join(filter(None, (words, own)))
+    if not words:
+        return verdict
+    first = "introduced here: "
+    sentence = (
+        verdict.sentence.replace(first, f"{first}{words}; ", 1)
+        if first in verdict.sentence
+        else f"{verdict.sentence}; {words}"
+    )
+    reason = verdict.reason or (words if is_sum(call.op) else "")
+    return verdict.replace(sentence=sentence, cause=cause, reason=reason)
+
+
+def _linear(tensors: Mapping[str, Array]) -> F64:
+    """The output of a linear layer with these tensors, by slot. Raises ReplayRefused if it is
+    none.
+    """
+    x, weight = tensors.get("input.0"), tensors.get("param.weight")
+    if x is None or weight is None or set(tensors) - _LINEAR:
+        raise ReplayRefused("not a linear layer")
+    if weight.ndim != 2 or x.shape[-1:] != weight.shape[1:]:
+        raise ReplayRefused("not a linear layer")
+    out = x.astype(np.float64) @ weight.astype(np.float64).T
+    bias = tensors.get("param.bias", np.zeros(1))
+    return np.asarray(out + bias.astype(np.float64), np.float64)
 
 
 _LINEAR = {"input.0", "param.weight", "param.bias", "output.0"}
@@ -456,40 +457,42 @@ def sum_in_words(factors: Sequence[float], bias: float | None, *, of_mean: bool 
     """What an output is that should be the sum of the ranks' parts. factors: of each part; bias: of
     what no rank holds, or None. of_mean: the parts are shares of a mean.
     """
-    n = len(factors)
     if of_mean and (words := _mean_in_words(factors)):
         return words
     missing = [r for r, f in enumerate(factors) if f == 0]
     present = [r for r, f in enumerate(factors) if f != 0]
-    parts = []
-    if missing and len(present) <= 1:
-        parts.append(f"the sum over ranks is missing: {listed(missing, possessive=True)} not in it")
-        if present and factors[present[0]] != 1:
-            parts.append(f"output equals {factors[present[0]]:g} x the part of rank {present[0]}")
-    elif missing:
-        parts.append(
-            f"the sum over ranks is not whole: {listed(missing, possessive=True)} not in it"
-        )
-    elif len(set(factors)) == 1 and factors[0] != 1:
-        by = factors[0]
-        parts.append(
-            f"summed over ranks twice: output equals {by:g} x the sum"
-            if by == n
-            else "the mean over ranks in the place of the sum"
-            if abs(by * n - 1) < 1e-9
-            else f"output equals {by:g} x the sum over ranks"
-        )
+    parts = _whole_in_words(factors, missing, present)
     if not missing or len(present) > 1:
         parts += [
             f"{f:g} x the part of rank {r}"
             for r, f in enumerate(factors)
             if f not in (0, 1) and len(set(factors)) > 1
         ]
-    if bias is not None and bias == n != factors[0]:
-        parts.append(f"the bias is added on every rank ({n} times)")
+    if bias is not None and bias == len(factors) != factors[0]:
+        parts.append(f"the bias is added on every rank ({len(factors)} times)")
     elif bias is not None and bias not in (1, factors[0]):
         parts.append("the bias is missing" if bias == 0 else f"the bias is added {bias:g} times")
     return "; ".join(parts)
+
+
+def _whole_in_words(
+    factors: Sequence[float], missing: Sequence[int], present: Sequence[int]
+) -> list[str]:
+    """What is wrong with a sum over ranks as a whole; [] for nothing."""
+    by, n = factors[0], len(factors)
+    if missing and len(present) > 1:
+        return [f"the sum over ranks is not whole: {listed(missing, possessive=True)} not in it"]
+    if missing:
+        words = [f"the sum over ranks is missing: {listed(missing, possessive=True)} not in it"]
+        alone = [(r, factors[r]) for r in present if factors[r] != 1]
+        return words + [f"output equals {f:g} x the part of rank {r}" for r, f in alone]
+    if len(set(factors)) > 1 or by == 1:
+        return []
+    if by == n:
+        return [f"summed over ranks twice: output equals {by:g} x the sum"]
+    if abs(by * n - 1) < 1e-9:
+        return ["the mean over ranks in the place of the sum"]
+    return [f"output equals {by:g} x the sum over ranks"]
 
 
 def nice(factor: float, n: int) -> float | None:

@@ -11,8 +11,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 import numpy as np
 
 from whence import align, judge, metrics
+from whence.comparison.options import CompareOptions
 from whence.comparison.replays.replayer import Replayer, ReplayRequest
 from whence.comparison.replays.user_model import Models
+from whence.comparison.tasks import measuring
 from whence.comparison.verdicts.extra_runs import asked_the_same, partner_records
 from whence.dtypes import Array
 from whence.errors import ElementsMissing
@@ -42,13 +44,8 @@ class RepeatedRuns:
         threads: int | None = None,
         tell: Tell = lambda *_: None,
     ) -> None:
-        self.reference, self.runs, self.allow, self.model, self._tell = (
-            reference,
-            runs,
-            allow,
-            model,
-            tell,
-        )
+        self.reference, self.runs, self._tell = reference, runs, tell
+        self.allow, self.model = allow, model
         self.notes: list[str] = []
         self.largest: dict[
             int, float
@@ -109,41 +106,15 @@ class RepeatedRuns:
         self, run: Run, partners: Mapping[int, int], threads: int | None
     ) -> Iterator[tuple[Key, Measured]]:
         differing: list[Key] = []
-        for a, b in partners.items():
-            reference, repetition = self.reference.records[a], run.records[b]
-            if (
-                reference.hash
-                and reference.hash == repetition.hash
-                and reference.dtype == repetition.dtype
-                and reference.shape == repetition.shape
-            ):
-                continue
-            if reference.shape != repetition.shape:
-                yield (
-                    (a, b),
-                    Measured(
-                        "none", False, why=f"shape {reference.shape} against {repetition.shape}"
-                    ),
-                )
-            else:
-                differing.append((a, b))
-        readable: list[Key] = []
-        unreadable: list[tuple[Key, Measured]] = []
-
-        def arrays() -> Iterator[tuple[Array, Array]]:
-            for a, b in differing:
-                try:
-                    pair = self.reference.array(a), run.array(b)
-                except ElementsMissing as error:
-                    unreadable.append(((a, b), Measured("none", False, why=str(error))))
-                    continue
-                readable.append((a, b))
-                self._tell(len(readable), len(differing), "measuring a further run")
-                yield pair
-
-        results = metrics.measure_many(arrays(), tier="core", threads=threads)
-        yield from zip(readable, results, strict=True)
-        yield from unreadable
+        for key in partners.items():
+            a, b = self.reference.records[key[0]], run.records[key[1]]
+            if a.shape != b.shape:
+                yield key, Measured("none", False, why=f"shape {a.shape} against {b.shape}")
+            elif not a.hash or (a.hash, a.dtype) != (b.hash, b.dtype):
+                differing.append(key)
+        options = CompareOptions(tier="core", threads=threads)
+        runs = self.reference, run
+        yield from measuring.measure(runs, differing, options, self._tell).items()
 
     def _equal(self, run: Run, slot: SlotPair) -> bool:
         """Whether both records are bitwise equal; True if neither hashes nor elements are known."""

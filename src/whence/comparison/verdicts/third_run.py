@@ -4,9 +4,10 @@ by call.
 
 from __future__ import annotations
 
+import functools
 import math
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 
 from whence import align, judge, metrics
 from whence.comparison.verdicts.extra_runs import asked_the_same, partner_records
@@ -113,39 +114,52 @@ class ThirdRunJudge:
         out = dict(verdicts)
         if self.run is None:
             return out
-        parameters = {r.record for c in self.reference.calls for r in c.slots("param")}
         before = _Before()
         for number, region in enumerate(regions):
             self._tell(number + 1, len(regions), "measuring against the third run")
-            key = region.call, region.stretch
-            call = self.reference.calls[region.call]
+            key, call = (region.call, region.stretch), self.reference.calls[region.call]
             verdict = out.get(key)
             if verdict is None or verdict.verdict == VerdictKind.IDENTICAL:
                 continue
-            wrote = [SlotPair("", "", r, partners[r]) for r in region.outputs if r in partners]
-            read = [SlotPair("", "", r, partners[r]) for r in region.inputs if r in partners]
-            outputs = [self.of(s.reference_record, s.target_record) for s in wrote]
-            if not wrote or len(wrote) < len(region.outputs) or any(o is None for o in outputs):
+            outputs = self._known(region.outputs, partners)
+            if not outputs:
                 continue
-            measured = [o for o in outputs if o is not None]
-            differing = [s for s in read if not error(s).exact]
-            inputs = [self.of(s.reference_record, s.target_record) for s in differing]
-            all_known = all(i is not None for i in inputs) and all(
-                r in partners or r in parameters for r in region.inputs
-            )
+            inputs = self._inputs(region, partners, error)
             if is_label(call):
-                inputs, all_known = before.of(call), not has_mark(call, Mark.UNORDERED)
-                before.add(call, measured)
+                inputs = None if has_mark(call, Mark.UNORDERED) else before.of(call)
+                before.add(call, outputs)
             # The verdict's error must be among these outputs, but the target may have changed a
             # tensor that the reference only passes on.
-            worst = max((error(s).value or 0.0 for s in wrote), default=0.0)
+            worst = max(error(_pair(r, partners)).value or 0.0 for r in region.outputs)
             if worst < (verdict.numbers.get("e_out") or math.inf):
-                out[key] = judge.with_third(verdict, measured)
+                out[key] = judge.with_third(verdict, outputs)
             else:
-                out[key] = judge.judge_third(
-                    verdict, [i for i in inputs if i is not None] if all_known else None, measured
-                )
+                out[key] = judge.judge_third(verdict, inputs, outputs)
         return out
+
+    def _known(
+        self, records: Iterable[int], partners: Mapping[int, int]
+    ) -> list[judge.ThreeWay] | None:
+        """The errors of these records of the reference; None if one is not known."""
+        errors = [self.of(r, partners[r]) if r in partners else None for r in records]
+        known = [error for error in errors if error is not None]
+        return known if len(known) == len(errors) else None
+
+    def _inputs(
+        self,
+        region: Region,
+        partners: Mapping[int, int],
+        error: Callable[[SlotPair], judge.PairError],
+    ) -> list[judge.ThreeWay] | None:
+        """The errors of what a region reads and that differs; None if one is not known."""
+        read = [r for r in region.inputs if r in partners]
+        known = self._known((r for r in read if not error(_pair(r, partners)).exact), partners)
+        return known if self._parameters.issuperset({*region.inputs}.difference(read)) else None
+
+    @functools.cached_property
+    def _parameters(self) -> Set[int]:
+        """Records of the reference that are parameters."""
+        return {ref.record for call in self.reference.calls for ref in call.slots("param")}
 
     def columns(self, pair: Key, measured: Measured) -> Measured:
         """The measurement with `third_ratio` and `third_overlap` if the pair was compared with the
@@ -205,6 +219,10 @@ class ThirdRunJudge:
         )
 
 
+def _pair(record: int, partners: Mapping[int, int]) -> SlotPair:
+    return SlotPair("", "", record, partners[record])
+
+
 class _Before:
     """The worst three-way errors before a label, by process and root. Only the order of labels is
     known, and later steps may read the results of earlier ones.
@@ -213,7 +231,7 @@ class _Before:
     def __init__(self) -> None:
         self._worst: dict[tuple[int, str], judge.ThreeWay] = {}
 
-    def of(self, call: Call) -> list[judge.ThreeWay | None]:
+    def of(self, call: Call) -> list[judge.ThreeWay]:
         """The earlier errors with the largest ratio, in a list; empty if there are none."""
         worst = self._worst.get((call.rank, call.root))
         return [worst] if worst is not None else []

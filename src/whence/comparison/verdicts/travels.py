@@ -44,7 +44,6 @@ from whence.comparison.verdicts.stretch_replay import (
     is_told,
     moved_to,
 )
-from whence.comparison.verdicts.unmeasured_code import unless_far
 from whence.dtypes import Array
 from whence.errors import ElementsMissing, ReplayRefused
 from whence.records import Call, Region, Run, outwards
@@ -275,8 +274,7 @@ class Neighbourhoods:
                     # the loss of a part is not that of the whole
                     numbers={},
                 )
-            around = list(self._around(region.call)) if region.stretch >= 0 else []
-            return unless_far(self._errors, around, verdict) if is_alone else verdict
+            return verdict
         outcome, stretch = Outcome.UNKNOWN, None
         for stretch in self._clean_around(start, region.call):
             outcome = self._outcome(region, verdict, stretch)
@@ -449,32 +447,9 @@ class Neighbourhoods:
             yield from itertools.islice((s for s in others if s.can_acquit), 1)
 
     def _with_replaced(self, stretch: Stretch, inside: Sequence[int]) -> Iterator[Stretch]:
-        """The stretch with each of these suspects computed by the target's program, then with the
-        two of them that together come nearest to the target, assuming that their effects add up.
-        """
+        """The stretch with each of these suspects computed by the target's program."""
         number = stretch.pair.call.id
-        singles = [(c, self._stretch(number, frozenset({c}))) for c in inside]
-        yield from (single for _, single in singles)
-        known = [(c, single) for c, single in singles if single.plain]
-        if stretch.plain and len(known) > 1:
-            pairs = itertools.combinations(known, 2)
-            one, other = min(pairs, key=lambda pair: self._rest(stretch, pair[0][1], pair[1][1]))
-            yield self._stretch(number, frozenset({one[0], other[0]}))
-
-    def _rest(self, stretch: Stretch, one: Stretch, other: Stretch) -> float:
-        """The relative distance of the target from a stretch to which the changes of both
-        replacements are added; inf if it is not finite.
-        """
-        rest = 0.0
-        for record, pair in stretch.left.items():
-            plain, target = stretch.plain[record], self._paired.target.array(pair.target_record)
-            arrays = [target, plain, one.plain[record], other.plain[record]]
-            if not dtypes.of(plain).is_floating or len({a.shape for a in arrays}) > 1:
-                continue
-            y, f, a, b = (array.astype(np.float64) for array in arrays)
-            with np.errstate(all="ignore"):
-                rest += float(np.linalg.norm(y - a - b + f) / (np.linalg.norm(f) or 1.0))
-        return rest if math.isfinite(rest) else math.inf
+        return (self._stretch(number, frozenset({call})) for call in inside)
 
     def _is_inside(self, number: int, stretch: Stretch) -> bool:
         return stretch.pair.call in outwards(self._paired.calls, number)
@@ -569,7 +544,7 @@ class Neighbourhoods:
             wide, working = self._dtypes(stretch)
             stretch.plain, stretch.computed = self._replayed(stretch, wide, {}, None)
             if stretch.replaced and self._is_apart(stretch, self._targets(stretch)):
-                return  # one of many pairs of suspects
+                return  # one of several suspects
             for seed in (None, *range(REPLICAS)):
                 left, computed = self._replayed(stretch, working, {}, seed)
                 stretch.copies.append(left)
@@ -705,8 +680,7 @@ class Neighbourhoods:
             return Outcome.UNKNOWN
         if is_right and verdict.evidence == Evidence.TWO_DUMPS and not verdict.cause:
             return Outcome.IN_PLACE  # a replay after all
-        is_reordered = other and all(self._is_in_another_order(stretch, *o) for o in other.items())
-        if is_reordered or self._is_in_place(region, stretch, shown):
+        if other and all(self._is_in_another_order(stretch, *o) for o in other.items()):
             return Outcome.IN_PLACE
         is_relied_on = not parameter and self._is_relied_on(region, stretch)
         return Outcome.TAKEN_BACK if is_relied_on else Outcome.NO_EFFECT
@@ -824,20 +798,6 @@ class Neighbourhoods:
                     return words
         return "it differs here"
 
-    def _is_in_place(self, region: Region, stretch: Stretch, shown: Arrays) -> bool:
-        """Whether the replayed stretch itself gives the target's tensors at the suspect's place,
-        and a replay of the suspect alone gives clearly different ones.
-        """
-        expected = self._expected(region)
-        for record, array in shown.items():
-            score, own = self._off(stretch, record, array), expected.get(record)
-            if score > 1 or own is None:
-                return False
-            own = judge.rounded(own, dtypes.of(array).name)
-            if not is_told(self._off(stretch, record, own), score):
-                return False
-        return True
-
     def _off(self, stretch: Stretch, record: int, array: Array) -> float:
         """The error of a tensor against the one that the replayed stretch computes for this record,
         as a multiple of the limit; inf if it computes none of this shape.
@@ -850,22 +810,6 @@ class Neighbourhoods:
             return math.inf
         around = moved_to(computed, computed, copies, record)
         return judge.whole(array, computed, around).score
-
-    def _expected(self, region: Region) -> Arrays:
-        """The tensors that a suspect's own program computes from the target's inputs, by record.
-        Code between two calls runs on the outputs of the target's calls before it.
-        """
-        own = Stretch(self._paired.pair(self._paired.pair_of[region.call]), self._left(region.call))
-        before = self._paired.kids.get(region.call, ())[: max(region.stretch, 0)]
-        with contextlib.suppress(ReplayRefused, ElementsMissing, KeyError):
-            patches = {
-                pair.reference_record: self._paired.target.array(pair.target_record)
-                for call in before
-                for pair in self._left(call).values()
-            }
-            left, computed = self._replayed(own, self._dtypes(own)[0], patches, None)
-            return {**computed, **left}
-        return {}
 
 
 def _takes_back(verdict: Verdict) -> bool:

@@ -7,9 +7,12 @@ it: such a call is compared with that.
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Iterable, Iterator
+
 from whence import judge
 from whence.comparison.verdicts.pair_errors import PairErrors
-from whence.records import Run, in_order, inwards
+from whence.records import Call, Ref, Run, in_order, inwards
 from whence.records.marks import Mark, has_mark
 from whence.records.slots import is_input, is_written
 from whence.results import SlotPair
@@ -27,67 +30,54 @@ class UnseenInputs:
     """
 
     def __init__(self, errors: PairErrors) -> None:
-        paired = errors.paired
-        outputs_only = any(_outputs_only(run) for run in (paired.reference, paired.target))
+        self._paired = paired = errors.paired
+        self.errors = errors
+        self._outputs_only = any(map(_outputs_only, (paired.reference, paired.target)))
         self.calls: set[int] = set()
         self.worst_before: dict[int, judge.PairError] = {}
         self.ahead: dict[int, judge.PairError] = {}
-        logged: dict[
-            tuple[int, str], judge.PairError
-        ] = {}  # by the kernel that runs now, which has not yet given its result
-        worst: dict[tuple[int, str], judge.PairError] = {}  # by process and root, in this step
-        earlier: dict[
-            tuple[int, str, str], judge.PairError
-        ] = {}  # up to the call of this name, in steps before
-        upto: dict[int, judge.PairError] = {}  # by record, the largest on the way to it
-        step: dict[tuple[int, str], int] = {}
-        for call in in_order(paired.calls):
-            index = paired.pair_of.get(call.id)
-            came_in = _NOTHING
-            for ref in call.slots("input"):
-                came_in = _worse(came_in, upto.get(ref.record, _NOTHING))
-            if index is None and call.leaf:
-                upto.update(
-                    (ref.record, came_in)
-                    for kind in ("output", "mutated")
-                    for ref in call.slots(kind)
-                )
-            # A backward pass starts from a loss, which is computed outside any module from the
-            # outputs of the forward pass and from data, which come with those of the model.
-            untold_region = call.kind == "region" and (
-                call.phase == "backward" or not call.slots("input")
-            )
-            if index is None or not (
-                call.leaf or has_mark(call, Mark.INPUTS_UNKNOWN) or untold_region
-            ):
-                continue
-            whole, name = (call.rank, call.root), (call.rank, call.root, call.scope)
-            if step.get(whole) != call.step:
-                step[whole], worst[whole], logged[whole] = call.step, _NOTHING, _NOTHING
-            untold = (call.kind == "label" or outputs_only) and not call.slots("input")
-            untold = untold or has_mark(call, Mark.INPUTS_UNKNOWN) or untold_region
-            if untold:
-                self.calls.add(call.id)
-            slots = paired.slots[index].values()
-            read = [s for s in slots if is_input(s.reference_slot)]
-            ahead = self.ahead[call.id] = _worse(
-                came_in, _worse(worst[whole], earlier.get(name, _NOTHING))
-            )
-            if untold:
-                came_in = ahead
-            if untold or any(map(paired.partly, read)):
-                self.worst_before[call.id] = came_in
-            for slot in slots if call.leaf else ():
-                if is_written(slot.reference_slot):
-                    error = errors.of(slot)
-                    largest = logged if has_mark(call, Mark.LOGGED) else worst
-                    largest[whole] = _worse(largest[whole], error)
-                    upto[slot.reference_record] = _worse(came_in, error)
-            if not has_mark(call, Mark.LOGGED):
-                worst[whole] = _worse(worst[whole], logged[whole])
-            earlier[name] = _worse(earlier.get(name, _NOTHING), worst[whole])
-        self._paired, self.errors = paired, errors
         self._looked: dict[int, int] = {}
+        largest = _Largest()
+        for call in in_order(paired.calls):
+            came_in = largest.on_the_way(call)
+            if call.id not in paired.pair_of:
+                if call.leaf:
+                    largest.upto.update((ref.record, came_in) for ref in _written(call))
+            elif call.leaf or self._is_untold(call):
+                self._add(call, came_in, largest)
+
+    def _add(self, call: Call, came_in: judge.PairError, largest: _Largest) -> None:
+        """Note what a paired call may have received. came_in: the largest error that it is known to
+        have been given; largest: the largest errors before it.
+        """
+        slots = self._paired.slots_of(call.id).values()
+        ahead = self.ahead[call.id] = _worse(came_in, largest.before(call))
+        is_untold = self._is_untold(call)
+        if is_untold:
+            self.calls.add(call.id)
+            came_in = ahead
+        if is_untold or any(
+            self._paired.partly(slot) for slot in slots if is_input(slot.reference_slot)
+        ):
+            self.worst_before[call.id] = came_in
+        written = [s for s in slots if call.leaf and is_written(s.reference_slot)]
+        errors = list(map(self.errors.of, written))
+        for slot, error in zip(written, errors, strict=True):
+            largest.upto[slot.reference_record] = _worse(came_in, error)
+        largest.add(call, errors)
+
+    def _is_untold(self, call: Call) -> bool:
+        """Whether the inputs of a call are not known.
+
+        A backward pass starts from a loss, which is computed outside any module from the outputs of
+        the forward pass and from data, which come with those of the model.
+        """
+        is_given = bool(call.slots("input"))
+        if has_mark(call, Mark.INPUTS_UNKNOWN):
+            return True
+        if call.kind == "region" and (call.phase == "backward" or not is_given):
+            return True
+        return call.leaf and (call.kind == "label" or self._outputs_only) and not is_given
 
     def within(self, call: int, stretch: int) -> list[judge.PairError]:
         """The errors of tensors made inside the children right before a stretch, for children whose
@@ -111,6 +101,47 @@ class UnseenInputs:
     def _made(self, call: int) -> list[SlotPair]:
         slots = self._paired.slots_of(call).values()
         return [slot for slot in slots if is_written(slot.reference_slot)]
+
+
+def _written(call: Call) -> Iterator[Ref]:
+    yield from (*call.slots("output"), *call.slots("mutated"))
+
+
+class _Largest:
+    """The largest errors so far. upto: by record, on the way to it."""
+
+    def __init__(self) -> None:
+        self.upto: dict[int, judge.PairError] = {}
+        self._step: dict[tuple[int, str], int] = {}
+        # by process and root, in this step; logged: by the kernel that runs now, which has not yet
+        # given its result
+        self._worst: dict[tuple[int, str], judge.PairError] = {}
+        self._logged: dict[tuple[int, str], judge.PairError] = {}
+        # up to the call of this name, in steps before
+        self._earlier: dict[tuple[int, str, str], judge.PairError] = {}
+
+    def on_the_way(self, call: Call) -> judge.PairError:
+        """The largest error on the way to the inputs of a call."""
+        errors = (self.upto.get(ref.record, _NOTHING) for ref in call.slots("input"))
+        return functools.reduce(_worse, errors, _NOTHING)
+
+    def before(self, call: Call) -> judge.PairError:
+        """The largest error of any tensor before a call, in its step or before."""
+        whole = call.rank, call.root
+        if self._step.get(whole) != call.step:
+            self._step[whole], self._worst[whole] = call.step, _NOTHING
+            self._logged[whole] = _NOTHING
+        return _worse(self._worst[whole], self._earlier.get((*whole, call.scope), _NOTHING))
+
+    def add(self, call: Call, errors: Iterable[judge.PairError]) -> None:
+        """Note the errors of what a call wrote, after `before`."""
+        whole, name = (call.rank, call.root), (call.rank, call.root, call.scope)
+        is_logged = has_mark(call, Mark.LOGGED)
+        largest = self._logged if is_logged else self._worst
+        largest[whole] = functools.reduce(_worse, errors, largest[whole])
+        if not is_logged:
+            self._worst[whole] = _worse(self._worst[whole], self._logged[whole])
+        self._earlier[name] = _worse(self._earlier.get(name, _NOTHING), self._worst[whole])
 
 
 def _worse(first: judge.PairError, second: judge.PairError) -> judge.PairError:
