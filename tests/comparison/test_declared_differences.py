@@ -4,6 +4,7 @@ import importlib.util
 import itertools
 import json
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -11,8 +12,9 @@ from torch import nn
 import whence
 from whence import api
 from whence.cli import execute
+from whence.comparison.verdicts.declared.tolerances import allows
 from whence.errors import UsageError
-from whence.judge.policy import parse
+from whence.judge.policy import Entry, parse
 from whence.report.answer import answer
 from whence.report.summary import summary_data
 
@@ -665,3 +667,14 @@ def test_load_policy(tmp_path):
 def test_a_clean_pair_is_as_before(compared):
     assert compared(model(), allow(INT8)).counts == {"identical": 6}
     assert compared(model()).declared == ()
+
+
+@pytest.mark.parametrize("bound", [{"rtol": 1.0, "atol": 1.0}, {"rel_l2": 1.0}])
+def test_a_tolerance_allows_nothing_that_is_not_a_number(bound):
+    right = np.ones((2, 3), np.float32)
+    produced = right.copy()
+    entry = Entry(1, "tolerance", **bound)
+    assert allows(entry, produced, right)
+    produced[0, 1] = np.nan
+    assert not allows(entry, produced, right)
+    assert not allows(entry, right[:1], right)
