@@ -4,7 +4,7 @@ from whence.records.collective import Collective, CollectiveKind
 from whence.records.marks import MEMORY_ORDER, OVERWRITTEN, PATCHED, PATCHED_AS
 from whence.records.missing import Lack, Missing, files_of, missing_of
 from whence.records.program import Operation, Program
-from whence.records.region import Region, children, in_order, inwards, outwards, regions
+from whence.records.region import Region, children, in_order, regions
 from whence.records.run import (
     Call,
     Key,
@@ -57,8 +57,6 @@ __all__ = [
     "collectives_of",
     "files_of",
     "in_order",
-    "inwards",
     "missing_of",
-    "outwards",
     "regions",
 ]

@@ -16,7 +16,8 @@ from whence.align.derived_run import Derived, DerivedTensors
 from whence.align.dims import Cat, Cut, Name, Node, Pad, Rearrange
 from whence.dtypes import Array
 from whence.errors import ElementsMissing
-from whence.records import Call, Record, Ref, Run, outwards
+from whence.records import Call, Record, Ref, Run
+from whence.records.region import outwards
 from whence.records.slots import is_output, is_param
 from whence.results import Made, Plan, SlotPair
 

@@ -9,7 +9,8 @@ from msgspec.structs import replace
 from whence.align.derived_run import Derived, DerivedTensors, renumbered
 from whence.align.layout import axes
 from whence.align.tensors.graph_modules import GraphModules
-from whence.records import Call, Ref, Run, children, inwards
+from whence.records import Call, Ref, Run, children
+from whence.records.region import inwards
 
 
 def as_graphs(reference: Run, target: Run) -> Run:

@@ -17,8 +17,9 @@ from whence.comparison.verdicts.source_lines import of_call
 from whence.comparison.verdicts.status import Gaps, failed_alone, updated_less
 from whence.comparison.verdicts.third_run import ThirdRunJudge
 from whence.judge.power import KINDS
-from whence.records import Call, marks, outwards
+from whence.records import Call, marks
 from whence.records.marks import Mark
+from whence.records.region import outwards
 from whence.records.slots import is_output
 from whence.results import (
     GUILTY,

@@ -30,7 +30,8 @@ from whence.comparison.verdicts.region_evidence import RegionEvidence, RegionOut
 from whence.comparison.verdicts.repeated_runs import RepeatedRuns
 from whence.dtypes import Array
 from whence.errors import ElementsMissing
-from whence.records import Call, Run, outwards
+from whence.records import Call, Run
+from whence.records.region import outwards
 from whence.records.slots import input_name, param_name
 from whence.results import CauseKind, SlotPair, Verdict, VerdictKind
 

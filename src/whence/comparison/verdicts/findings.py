@@ -8,7 +8,8 @@ import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from whence.records import Call, Region, outwards
+from whence.records import Call, Region
+from whence.records.region import outwards
 from whence.records.slots import param_name
 from whence.results import (
     GUILTY,

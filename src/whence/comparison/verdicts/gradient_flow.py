@@ -13,7 +13,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from whence.comparison.paired_runs import PairedRuns
-from whence.records import Call, Run, children, inwards
+from whence.records import Call, Run, children
+from whence.records.region import inwards
 from whence.records.slots import is_input, is_output, is_param, param_name
 from whence.results import CauseKind, Confidence, Evidence, Verdict, VerdictKind
 

@@ -18,9 +18,10 @@ from whence.comparison.verdicts.pair_errors import PairErrors
 from whence.comparison.verdicts.parameter_drift import ParameterDrift, ParameterDrifts
 from whence.comparison.verdicts.parameters import Parameters
 from whence.comparison.verdicts.unseen_inputs import UnseenInputs
-from whence.records import Call, Region, inwards, marks
+from whence.records import Call, Region, marks
 from whence.records.marks import Mark, has_mark
 from whence.records.program import inputs_of
+from whence.records.region import inwards
 from whence.records.slots import (
     is_input,
     is_of_child,

@@ -22,7 +22,8 @@ from whence.dtypes import unit_roundoff
 from whence.judge import PairError
 from whence.judge.limits import LIMITS, U32
 from whence.judge.replay_error import ratio
-from whence.records import Call, Region, outwards
+from whence.records import Call, Region
+from whence.records.region import outwards
 from whence.records.slots import is_input, is_output, is_param, is_written, split_slot
 from whence.records.training import GRADIENTS, LOSS, OPTIMIZER
 from whence.results import GUILTY, SlotPair, Verdict

@@ -154,7 +154,7 @@ class ThirdRunJudge:
         """The errors of what a region reads and that differs; None if one is not known."""
         read = [r for r in region.inputs if r in partners]
         known = self._known((r for r in read if not error(_pair(r, partners)).exact), partners)
-        return known if self._parameters.issuperset({*region.inputs}.difference(read)) else None
+        return known if {*region.inputs}.difference(read) <= self._parameters else None
 
     @functools.cached_property
     def _parameters(self) -> Set[int]:

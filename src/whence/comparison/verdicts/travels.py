@@ -46,7 +46,8 @@ from whence.comparison.verdicts.stretch_replay import (
 )
 from whence.dtypes import Array
 from whence.errors import ElementsMissing, ReplayRefused
-from whence.records import Call, Region, Run, outwards
+from whence.records import Call, Region, Run
+from whence.records.region import outwards
 from whence.records.slots import (
     is_input,
     is_output,

@@ -12,8 +12,9 @@ from collections.abc import Iterable, Iterator
 
 from whence import judge
 from whence.comparison.verdicts.pair_errors import PairErrors
-from whence.records import Call, Ref, Run, in_order, inwards
+from whence.records import Call, Ref, Run, in_order
 from whence.records.marks import Mark, has_mark
+from whence.records.region import inwards
 from whence.records.slots import is_input, is_written
 from whence.results import SlotPair
 

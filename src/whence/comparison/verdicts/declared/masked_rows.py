@@ -13,7 +13,8 @@ from whence.comparison.replays.semantics import PLAIN, Semantics
 from whence.dtypes import Array
 from whence.errors import ElementsMissing
 from whence.judge.policy import Entry, Policy
-from whence.records import Call, Record, Run, outwards
+from whence.records import Call, Record, Run
+from whence.records.region import outwards
 from whence.records.slots import is_input, is_of_child, is_output, split_child
 from whence.results import Plan, SlotPair
 

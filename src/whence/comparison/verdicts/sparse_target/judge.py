@@ -29,8 +29,9 @@ from whence.errors import ElementsMissing, ReplayRefused
 from whence.judge import block_quantisation
 from whence.judge.limits import CODES_EXPLAINED, CODES_MOSTLY
 from whence.judge.policy import Entry
-from whence.records import Call, Program, Region, in_order, outwards
+from whence.records import Call, Program, Region, in_order
 from whence.records.program import Operand
+from whence.records.region import outwards
 from whence.records.slots import is_inside, is_param, split_slot
 from whence.results import (
     TENSOR_RULE,
