@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import functools
 
+from _zoo import irregular, plain
 from _zoo.language import TYPES, build
-from _zoo.plain import NETS
 from _zoo.sides import Side, fill
 
+NETS = plain.NETS | irregular.NETS
 ARCHITECTURES: tuple[str, ...] = (*NETS, *TYPES)
 
 

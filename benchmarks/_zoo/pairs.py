@@ -24,7 +24,8 @@ import whence
 from _zoo import draw
 from _zoo.architectures import ARCHITECTURES, reference
 from _zoo.editing import calls, first_call
-from _zoo.faults import FAULTS, Planted
+from _zoo.faults import Planted
+from _zoo.faults_ports import FAULTS
 from _zoo.sides import NotHere, Side, apart, exact, tensors, widely
 from _zoo.ways import Way, load
 
@@ -309,14 +310,22 @@ def graded(pair: Pair, row: dict[str, Any]) -> str:
         return "MISSED"
     if verdict != "different" or "first" not in row:
         return "undecided"
-    return place_of(row, pair.planted, pair.target.touched)
+    return place_of(row, _with_root(pair), pair.target.touched)
+
+
+def _with_root(pair: Pair) -> Planted:
+    """What is planted, where "" is written as answers write the model itself: by its class."""
+    planted, root = pair.planted, type(pair.target.model).__name__
+    assert planted is not None
+    return replace(planted, name=planted.name or root, also=tuple(a or root for a in planted.also))
 
 
 def innocents(pair: Pair, row: dict[str, Any]) -> list[str]:
     """Modules that are named and have no fault, nor hold or belong to one that has."""
     if pair.planted is None or pair.planted.kinds or "first" not in row:
         return []
-    wanted = {pair.planted.name, *pair.planted.also}
+    planted = _with_root(pair)
+    wanted = {planted.name, *planted.also}
     return [
         name
         for name in (row["first"], *row["others"])

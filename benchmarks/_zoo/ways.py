@@ -52,6 +52,6 @@ def way(
 
 def load() -> dict[str, Way]:
     """All ways, by importing their files."""
-    for subject in ("attention", "calls", "modules", "training", "weights"):
+    for subject in ("attention", "calls", "modules", "training", "weights", "ports", "trainers"):
         importlib.import_module(f"_zoo.ways_{subject}")
     return WAYS

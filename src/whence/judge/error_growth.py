@@ -192,53 +192,55 @@ def error_of(measured: Measured, reference: Record, target: Record, u: float) ->
             None, u=u, why="filled with the smallest number of each side's dtype, as masks are"
         )
     if measured.tier != "none":
-        mismatched = (measured.values.get("nan_mismatch") or 0) + (
-            measured.values.get("inf_mismatch") or 0
-        )
-        if mismatched:
-            return PairError(math.inf, u=u)
-        if u == 0.0:
-            return PairError(
-                1.0 if (measured.values.get("equal_count") or 0) < reference.count else 0.0, u=u
-            )
-        value = measured.values.get("rel_l2")
-        if value is None and measured.values.get("equal_count") == reference.count:
-            value = 0.0
-        return PairError(
-            value,
-            u=u,
-            why=measured.whys.get("rel_l2", ""),
-            drift=drift(reference, target),
-            count=reference.count,
-            last=reference.shape[-1] if reference.shape else 1,
-        )
-    a, b = reference.statistics, target.statistics
-    if (
-        reference.hash
-        and reference.hash == target.hash
-        and reference.dtype == target.dtype
-        and reference.shape == target.shape
-    ):
+        return _of_elements(measured, reference, target, u)
+    content, other = ((r.hash, r.dtype, r.shape) for r in (reference, target))
+    if reference.hash and content == other:
         return PairError(0.0, exact=True, u=u)
+    return _of_statistics(measured.why, reference, target, u)
+
+
+def _of_elements(measured: Measured, reference: Record, target: Record, u: float) -> PairError:
+    """The error of a pair whose elements were compared."""
+    values = measured.values
+    if values.get("nan_mismatch") or values.get("inf_mismatch"):
+        return PairError(math.inf, u=u)
+    equal, value = values.get("equal_count") or 0, values.get("rel_l2")
+    if u == 0.0:
+        return PairError(float(equal < reference.count), u=u)
+    return PairError(
+        0.0 if value is None and equal == reference.count else value,
+        u=u,
+        why=measured.whys.get("rel_l2", ""),
+        drift=drift(reference, target),
+        count=reference.count,
+        last=reference.shape[-1] if reference.shape else 1,
+    )
+
+
+def _of_statistics(why: str, reference: Record, target: Record, u: float) -> PairError:
+    """The error of a pair without elements. why: there are none."""
+    a, b = reference.statistics, target.statistics
     if a is None or b is None or reference.shape != target.shape:
-        return PairError(None, why=measured.why)
-    if a.nan != b.nan or a.inf != b.inf:
+        return PairError(None, why=why)
+    if (a.nan, a.inf) != (b.nan, b.inf):
         return PairError(math.inf, Evidence.STATISTICS, u=u)
     if u == 0.0:
-        hashed = (
-            bool(reference.hash and target.hash)
-            and reference.hash.rpartition(":")[0] == target.hash.rpartition(":")[0]
-        )
         # a dump may have some of the statistics only
         figures = ((a.min, b.min), (a.max, b.max), (a.mean, b.mean), (a.norm, b.norm))
-        parted = any(x != y for x, y in figures if x is not None and y is not None)
+        parted = any(x != y for x, y in figures if None not in (x, y))
         # without checksums, equal statistics do not show equal elements
-        return PairError(1.0 if hashed or parted else 0.0, Evidence.STATISTICS, u=u)
+        return PairError(float(parted or _are_hashed(reference, target)), Evidence.STATISTICS, u=u)
     moved = drift(reference, target)
     if moved is None:
         return PairError(None, why="no finite element to take statistics of")
     size = max(moved.extreme, moved.mean, moved.moment)
     return PairError(size, Evidence.STATISTICS, u=u, drift=moved, count=reference.count)
+
+
+def _are_hashed(reference: Record, target: Record) -> bool:
+    """Do both tensors have checksums of one kind?"""
+    kinds = [r.hash.rpartition(":")[0] if r.hash else None for r in (reference, target)]
+    return None not in kinds and kinds[0] == kinds[1]
 
 
 def grow(
@@ -255,9 +257,8 @@ def grow(
     """
     known_in = [e.inherited for e in inputs if e.inherited is not None]
     if any(known_in):
-        flipped = [e for e in outputs if e.u == 0 and e.value == 1.0]
         unflipped = [e for e in outputs if not (e.u == 0 and e.value == 1.0)]
-        if flipped and not any(e.value for e in unflipped):
+        if len(unflipped) < len(outputs) and not any(e.value for e in unflipped):
             return ErrorGrowth(
                 VerdictKind.UNDETERMINED, 0.0, max(known_in), 1.0, Evidence.TWO_DUMPS
             )
@@ -265,47 +266,57 @@ def grow(
     known_out = [e.value for e in outputs if e.value is not None]
     if not known_out:
         return ErrorGrowth(VerdictKind.UNDETERMINED, 0.0, 0.0, 0.0, Evidence.NONE)
+    kinds = {e.evidence for e in (*inputs, *outputs)}
+    evidence = Evidence.STATISTICS if Evidence.STATISTICS in kinds else Evidence.TWO_DUMPS
     e_in, e_out = max(known_in, default=0.0), max(known_out)
-    evidence = (
-        Evidence.STATISTICS
-        if any(e.evidence == Evidence.STATISTICS for e in (*inputs, *outputs))
-        else Evidence.TWO_DUMPS
-    )
     if all(e.exact for e in outputs):
         return ErrorGrowth(VerdictKind.IDENTICAL, 0.0, e_in, 0.0, evidence)
-    if e_out == 0.0:
-        return ErrorGrowth(VerdictKind.NOISE, 0.0, e_in, 0.0, evidence)
-    if math.isinf(e_in):
-        return ErrorGrowth(VerdictKind.INHERITED, 0.0, e_in, e_out, evidence)
+    if e_out == 0.0 or math.isinf(e_in):
+        verdict = VerdictKind.NOISE if e_out == 0.0 else VerdictKind.INHERITED
+        return ErrorGrowth(verdict, 0.0, e_in, e_out, evidence)
     # Statistics of a tensor move less than its elements; twice the band avoids false findings on
     # correct pairs.
     band = e_in + (4 if evidence == Evidence.STATISTICS else 2) * u
     band += LIMITS.sum * math.sqrt(terms) * min(u, U32)
     worst = max((e for e in outputs if e.value is not None), key=lambda e: _over(e, band))
-    growth, spread = _over(worst, band), worst.spread
+    result = ErrorGrowth(
+        VerdictKind.UNDETERMINED, _over(worst, band), e_in, e_out, evidence, worst.spread
+    )
     if all(e.value is None or e.value <= LIMITS.spread * e.spread for e in outputs):
-        return ErrorGrowth(
-            VerdictKind.INHERITED if e_in > 0 and e_out > 2 * u else VerdictKind.NOISE,
-            growth,
-            e_in,
-            e_out,
-            evidence,
-            spread,
-        )
-    unlike = e_in >= UNLIKE_INPUTS and evidence == Evidence.TWO_DUMPS
+        return dataclasses.replace(result, verdict=_passed(e_out, e_in > 0, u))
+    return _grown(result, inputs, outputs, u, band)
+
+
+def _passed(e_out: float, is_inherited: bool, u: float) -> VerdictKind:
+    """The verdict of an error that is no more than what comes in and rounding make."""
+    return VerdictKind.INHERITED if is_inherited and e_out > 2 * u else VerdictKind.NOISE
+
+
+def _grown(
+    result: ErrorGrowth,
+    inputs: Sequence[PairError],
+    outputs: Sequence[PairError],
+    u: float,
+    band: float,
+) -> ErrorGrowth:
+    """`result` with the verdict of an error that runs of the reference do not spread by. band: what
+    comes in and rounding.
+    """
+    unlike = result.e_in >= UNLIKE_INPUTS and result.evidence == Evidence.TWO_DUMPS
     room = max((_size(e) for e in inputs if e.value is not None), default=0.0) + 4 * u
     moved, by = ("", 0.0) if unlike else _moved(inputs, outputs, u, room)
-    result = ErrorGrowth(VerdictKind.UNDETERMINED, growth, e_in, e_out, evidence, spread, moved, by)
-    if len(known_in) < len(inputs) and (growth > LIMITS.amplified or by > 1):
+    result = dataclasses.replace(result, moved=moved, by=by)
+    knows_all = all(e.inherited is not None for e in inputs)
+    if not knows_all and (result.growth > LIMITS.amplified or by > 1):
         verdict = VerdictKind.UNDETERMINED
     elif result.score() > 1:
         verdict = VerdictKind.INTRODUCED
-    elif growth > LIMITS.amplified:
+    elif result.growth > LIMITS.amplified:
         verdict = VerdictKind.AMPLIFIED
     else:
-        verdict = VerdictKind.NOISE if e_out <= 2 * u else VerdictKind.INHERITED
-    is_told = len(known_in) == len(inputs) and not unlike
-    visible = _visible(inputs, outputs, band, room, evidence) if is_told else {}
+        verdict = _passed(result.e_out, True, u)
+    is_told = knows_all and not unlike
+    visible = _visible(inputs, outputs, band, room, result.evidence) if is_told else {}
     count = max(e.count for e in outputs)
     return dataclasses.replace(result, verdict=verdict, visible=visible, count=count)
 

@@ -90,45 +90,55 @@ def judged(
     measured = [r for r in noise_errors if 0 <= r < math.inf]
     out: list[Judged] = []
     for n, token in enumerate(figures):
-        error = errors[n]
         fault = faulty[n] if faulty else 0.0
         ceiling = most(fault or unit_roundoff)
         usual = median(measured) if measured else None
-        lone_limit, lasting = _limits(ceiling, usual, len(measured))
-        ahead = errors[n : n + LASTING_TOKENS]
-        lasts = len(ahead) == LASTING_TOKENS and error > lasting and median(ahead) > lasting
-        limit = lasting if lasts else lone_limit
+        limit, lasts = _limit(errors[n:], ceiling, usual, len(measured))
         if len(measured) >= ENOUGH_FOR_A_MEDIAN and is_half_roundoff(unit_roundoff):
             # Rounding moves each logit in its own way, and not all of them by one factor.
             small = max(usual or 0.0, unit_roundoff)
             if token.rest <= LASTING_FACTOR * small:
                 limit = min(limit, LIMITS.whole * small)
-        off = bool(token.nonfinite) or lasts or not error <= limit
+        off = bool(token.nonfinite) or lasts or not errors[n] <= limit
         if not off and not fault:
-            measured.append(error)
-        if off or fault:
-            rounding = usual if usual is not None else ceiling
-        else:
-            rounding = max(error, usual or 0.0)
-        noise = rounding * token.scale if math.isfinite(rounding) else None
-        score = math.inf if token.nonfinite or math.isnan(error) else error / limit
-        if token.agree:
-            out.append(Judged(noise, off, "", score))
-            continue
-        closed = closed_by(noise) if noise is not None else math.inf
-        by = (
-            math.inf
-            if token.nonfinite or (token.gap and not closed)
-            else token.gap / closed
-            if closed
-            else 0.0
-        )
-        out.append(
-            Judged(
-                noise,
-                off,
-                "explained" if by <= 1 and not fault else "unexplained",
-                max(by, score) if off and by > 1 else by,
-            )
-        )
+            measured.append(errors[n])
+        out.append(_judged(token, limit, usual, ceiling, off, bool(fault)))
     return out
+
+
+def _limit(
+    ahead: Sequence[float], ceiling: float, usual: float | None, count: int
+) -> tuple[float, bool]:
+    """(limit of the error of a token, whether it and those behind it are above that for several in
+    a row). ahead: the errors from it on; the others as in `_limits`.
+    """
+    lone, lasting = _limits(ceiling, usual, count)
+    ahead = ahead[:LASTING_TOKENS]
+    lasts = len(ahead) == LASTING_TOKENS and ahead[0] > lasting and median(ahead) > lasting
+    return (lasting if lasts else lone), lasts
+
+
+def _judged(
+    token: LogitFigures, limit: float, usual: float | None, ceiling: float, off: bool, fault: bool
+) -> Judged:
+    """What one token's figures say. usual, ceiling: as `_limits` has them. fault: it has one."""
+    error = token.rel_logit_err
+    if off or fault:
+        rounding = usual if usual is not None else ceiling
+    else:
+        rounding = max(error, usual or 0.0)
+    noise = rounding * token.scale if math.isfinite(rounding) else None
+    score = math.inf if token.nonfinite or math.isnan(error) else error / limit
+    if token.agree:
+        return Judged(noise, off, "", score)
+    by = _gap(token, noise)
+    flip = "explained" if by <= 1 and not fault else "unexplained"
+    return Judged(noise, off, flip, max(by, score) if off and by > 1 else by)
+
+
+def _gap(token: LogitFigures, noise: float | None) -> float:
+    """The gap of two candidates over the gap that noise closes."""
+    closed = closed_by(noise) if noise is not None else math.inf
+    if token.nonfinite or (token.gap and not closed):
+        return math.inf
+    return token.gap / closed if closed else 0.0

@@ -12,10 +12,10 @@ import itertools
 import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
 
 import numpy as np
 
+from whence.comparison.verdicts.call_replays import CallReplays
 from whence.comparison.verdicts.loss_scale import is_value_alone
 from whence.comparison.verdicts.pair_errors import PairErrors
 from whence.dtypes import unit_roundoff
@@ -28,7 +28,7 @@ from whence.records.slots import is_input, is_output, is_param, is_written, spli
 from whence.records.training import GRADIENTS, LOSS, OPTIMIZER
 from whence.results import GUILTY, SlotPair, Verdict
 
-_TAKEN, _HELD = "input.grad", "input.param"
+_TAKEN, _HELD, _LEFT = "input.grad", "input.param", "output.param"
 _MADE, _OF_INPUT = "output.grad.", "output.grad.input."
 _CANCELLED = 3e-2  # of its module's largest gradient: a smaller one may be left of larger terms
 _CLEARLY = 2.0  # times as far
@@ -39,12 +39,11 @@ _MOST_CAME_IN = 1e-3  # of a gradient: what earlier steps left explains no more
 
 
 class StepGradients:
-    """Tells of calls before an optimiser's step whether the step takes their difference back.
-    figures: the figures of replays, by call and output slot.
-    """
+    """Tells of calls before an optimiser's step whether the step takes their difference back."""
 
-    def __init__(self, errors: PairErrors, figures: Mapping[int, Mapping[str, Any]]) -> None:
-        self._paired, self._errors, self._figures = errors.paired, errors, figures
+    def __init__(self, errors: PairErrors, replays: CallReplays) -> None:
+        self._paired, self._errors, self._replays = errors.paired, errors, replays
+        self._made_up: dict[tuple[int, str, int], bool] = {}
         self._distances: dict[tuple[int, str, int], float] = {}
 
     def take_back(self, call: Call) -> bool:
@@ -59,6 +58,48 @@ class StepGradients:
             all(self._distance(step) <= 1 for step in taken)
             and self._top(call) not in self._wrong_passes
         )
+
+    def make_up(self, call: Call) -> bool:
+        """Whether each parameter's next step leaves the right parameter although its gradient is
+        not the reference's, and most would not by the reference's step: a factor of the loss in the
+        rate, decay in the loss. A step of both runs that hides a factor, as Adam's, makes nothing
+        up for it.
+        """
+        if call.phase == OPTIMIZER and call.op != GRADIENTS:
+            steps = {(call.rank, call.root, call.step)}
+        else:
+            steps = self._taken_behind(call) if call.phase != "forward" or call.op == LOSS else set()
+        return bool(steps) and all(map(self._is_made_up, steps))
+
+    def _is_made_up(self, step: tuple[int, str, int]) -> bool:
+        """As `make_up`, of one step."""
+        calls = [
+            call
+            for call in self._calls_of_steps[OPTIMIZER, *step]
+            if call.op != GRADIENTS and any(ref.slot == _TAKEN for ref in call.refs)
+        ]
+        if step not in self._made_up:
+            # Replays last: most steps are not right.
+            self._made_up[step] = all(map(self._leaves_right_parameter, calls)) and (
+                2 * sum(map(self._makes_up, calls)) > len(calls)
+            )
+        return self._made_up[step]
+
+    def _leaves_right_parameter(self, call: Call) -> bool:
+        """Whether an optimiser's call leaves the reference's parameter, but for rounding."""
+        slots = self._paired.slots_of(call.id)
+        if not {_HELD, _TAKEN, _LEFT} <= slots.keys():
+            return False
+        held, left = (self._errors.of(slots[slot]) for slot in (_HELD, _LEFT))
+        room = LIMITS.growth * (math.inf if held.value is None else held.value + 2 * left.u)
+        return left.exact or (left.value is not None and left.value <= room < math.inf)
+
+    def _makes_up(self, call: Call) -> bool:
+        """Whether the reference's step would leave another parameter with the target's gradient."""
+        figures = self._replays.figures.get(call.id)
+        if figures is None and self._replays.replayer is not None:
+            figures = self._replays.replay(self._paired.pair(self._paired.pair_of[call.id])).local
+        return any(figure.score > LIMITS.certain for figure in (figures or {}).values())
 
     def wrong_behind(self, loss: Call) -> str:
         """Behind a loss of rows that the runs take in other parts: what is wrong with the gradients
@@ -292,7 +333,7 @@ class StepGradients:
         """
         pairs: dict[str, list[SlotPair | None]] = {}
         for call in self._calls_of_steps[OPTIMIZER, *step]:
-            figures = self._figures.get(call.id, {}).values()
+            figures = self._replays.figures.get(call.id, {}).values()
             slots = self._paired.slots_of(call.id)
             # what one run alone does is right if what it leaves is
             is_alike = (
@@ -350,7 +391,7 @@ class StepGradients:
             return True
         call, error = self._paired.pair(verdict.pair).call, self._errors.of(pair)
         # Given other rows, a call may leave what the reference does, and not what its replay does.
-        figure = self._figures.get(call.id, {}).get(verdict.slot)
+        figure = self._replays.figures.get(call.id, {}).get(verdict.slot)
         size = max(error.value or 0.0, figure.error_rel if figure is not None else 0.0)
         is_shown = error.value is None or size >= _CLEARLY * self._within(error)
         return is_shown and not is_value_alone(self._paired, call)

@@ -76,7 +76,8 @@ Arrays = Mapping[int, Array]
 _SUSPECTS_PER_STRETCH = 24  # each costs one run of it
 _ENDS = 3  # calls behind a suspect that are asked whether it is taken back before them
 _SUSPECTS_TOGETHER = 6  # of which one or two may run by the target's programs
-_TAKEN_BACK_AT_STEP = "another form: the gradients that the optimiser takes are right"
+_RIGHT_GRADIENTS = "the gradients that the optimiser takes are right"
+_RIGHT_PARAMETERS = "the step takes it back, and the parameters that it leaves are right"
 _FAR_OFF = 30.0  # times the limit by one copy that no further copies bring below it
 _FAR = 0.5  # power of the unit roundoff that no clean stretch with equal inputs comes near
 _CHANGED = VerdictKind.PARAM_DIFF, VerdictKind.OTHER_FORM
@@ -104,7 +105,7 @@ class Neighbourhoods:
         self._parameters = judge_of_regions.parameters
         self._regions = {(r.call, r.stretch): r for r in regions}
         replayer = judge_of_regions.replays.replayer
-        self._steps = StepGradients(errors, judge_of_regions.replays.figures)
+        self._steps = StepGradients(errors, judge_of_regions.replays)
         self.make_up_for_inputs = self._steps.make_up_for_inputs
         can_run = replayer is not None and (
             errors.paired.reference.programs or replayer.reference.model
@@ -252,9 +253,9 @@ class Neighbourhoods:
         """
         if verdict.cause == CauseKind.KERNEL:  # wrong by its own program, whatever comes behind
             return verdict
-        if self._is_taken_back_at_step(region, verdict):
+        if words := self._taken_back_at_step(region, verdict):
             kind = VerdictKind.OTHER_FORM
-            return verdict.withdrawn(kind, f"{_TAKEN_BACK_AT_STEP}; {verdict.sentence}")
+            return verdict.withdrawn(kind, f"another form: {words}; {verdict.sentence}")
         is_parameter = verdict.verdict == VerdictKind.PARAM_DIFF  # its reader may take it back
         start = region.call if is_parameter else self._start(region)
         if self._is_cut_otherwise(self._paired.calls[region.call], verdict):
@@ -325,8 +326,8 @@ class Neighbourhoods:
             return f"{k}:{slot}" in program.inputs
         return True
 
-    def _is_taken_back_at_step(self, region: Region, verdict: Verdict) -> bool:
-        """Whether the gradients that each parameter's next step takes are right nevertheless."""
+    def _taken_back_at_step(self, region: Region, verdict: Verdict) -> str:
+        """What is right at each parameter's next step nevertheless, as words; "" if nothing is."""
         call = self._paired.calls[region.call]
         if self._operator_steps is not None and self._is_of_script(call):
             partner = self._paired.pair(verdict.pair).partner
@@ -336,11 +337,13 @@ class Neighbourhoods:
             is_set &= all(number in self._paired.pair_of for number in beside)
             is_asked = call.phase != OPTIMIZER or verdict.evidence == Evidence.TWO_DUMPS
             is_asked |= not is_set
-            return is_asked and self._operator_steps.take_back(call)
+            return _RIGHT_GRADIENTS if is_asked and self._operator_steps.take_back(call) else ""
         call = self._steps.call_of(region)
         # The step judges its own gradients better than growth does, which knows one operator alone.
         is_shown = call.op == GRADIENTS and verdict.evidence == Evidence.TWO_DUMPS
-        return (is_shown or self._steps.resolve(verdict)) and self._steps.take_back(call)
+        if (is_shown or self._steps.resolve(verdict)) and self._steps.take_back(call):
+            return _RIGHT_GRADIENTS
+        return _RIGHT_PARAMETERS if self._steps.make_up(call) else ""
 
     def _is_of_script(self, call: Call) -> bool:
         """Whether the call belongs to the training script rather than to a forward pass."""
@@ -683,7 +686,7 @@ class Neighbourhoods:
             return Outcome.IN_PLACE  # a replay after all
         if other and all(self._is_in_another_order(stretch, *o) for o in other.items()):
             return Outcome.IN_PLACE
-        is_relied_on = not parameter and self._is_relied_on(region, stretch)
+        is_relied_on = self._is_relied_on(region, stretch)
         return Outcome.TAKEN_BACK if is_relied_on else Outcome.NO_EFFECT
 
     def _is_relied_on(self, region: Region, stretch: Stretch) -> bool:

@@ -319,7 +319,7 @@ class OperandTable:
     def check_written(self, value: Any) -> None:
         for tensor in tensors_in(value):
             if tensor.numel() and tensor.untyped_storage()._cdata in self.unwritten:
-                raise Stop(EMPTY_IS_READ)
+                self.hole = self.hole or EMPTY_IS_READ
 
     def constant(self, tensor: Any, key: tuple[Any, ...]) -> None:
         if self.guarded:
