@@ -4,6 +4,7 @@ other counting).
 
 from __future__ import annotations
 
+import bisect
 import contextlib
 from collections import Counter, defaultdict
 from collections.abc import Hashable, Iterable, Iterator, Mapping
@@ -59,7 +60,7 @@ def rebased(reference: Run, target: Run) -> tuple[Run, tuple[str, ...]]:
                 shifts[target_root] = shift
                 break
     if not shifts:
-        return target, ()
+        return _by_updates(reference, target, inputs, target_inputs) if learn else (target, ())
     alike = set(shifts.values())
     others = alike.pop() if len(alike) == 1 else 0
     calls = [replace(c, step=c.step - shifts.get(c.root, others)) for c in target.calls]
@@ -68,6 +69,41 @@ def rebased(reference: Run, target: Run) -> tuple[Run, tuple[str, ...]]:
         for root, shift in shifts.items()
     )
     return Derived(target, (), (), calls), tuple(words)
+
+
+def _by_updates(
+    reference: Run,
+    target: Run,
+    inputs: Mapping[str, Mapping[int, set[Hashable]]],
+    across: Mapping[str, Mapping[int, set[Hashable]]],
+) -> tuple[Run, tuple[str, ...]]:
+    """As `rebased`, of two trainings with as many updates: a step ends with its update, however
+    many passes one run makes before it, unless a model then is given what the other is not.
+    """
+    updates, own = (_updates(run) for run in (reference, target))
+    if len(updates) != len(own) or updates == own:
+        return target, ()
+    number = [bisect.bisect_left(own, step) for step in range(own[-1] + 1)]
+    for root, steps in inputs.items():
+        seen = [set[Hashable]() for _ in own]
+        for step, contents in across.get(root, {}).items():
+            if step <= own[-1]:
+                seen[number[step]] |= contents
+        if not all(steps.get(step, set()) & known for step, known in zip(updates, seen)):
+            return target, ()
+    calls = [
+        replace(
+            c,
+            step=updates[number[c.step]] if c.step <= own[-1] else c.step - own[-1] + updates[-1],
+        )
+        for c in target.calls
+    ]
+    return Derived(target, (), (), calls), ("steps of the target are counted by their updates",)
+
+
+def _updates(run: Run) -> list[int]:
+    """The steps in which a run updates parameters."""
+    return sorted({call.step for call in run.calls if call.phase == OPTIMIZER})
 
 
 def _same_rows(reference: Run, root: str, target: Run, target_root: str, coarse: str) -> bool:

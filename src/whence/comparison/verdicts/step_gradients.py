@@ -68,7 +68,8 @@ class StepGradients:
         if call.phase == OPTIMIZER and call.op != GRADIENTS:
             steps = {(call.rank, call.root, call.step)}
         else:
-            steps = self._taken_behind(call) if call.phase != "forward" or call.op == LOSS else set()
+            is_before = call.phase != "forward" or call.op == LOSS
+            steps = self._taken_behind(call) if is_before else set()
         return bool(steps) and all(map(self._is_made_up, steps))
 
     def _is_made_up(self, step: tuple[int, str, int]) -> bool:
