@@ -110,6 +110,7 @@ INDEXING = words("""
     as_strided_scatter stack take take_along_dim tile tril triu unsafe_chunk vander vstack zero_
     fill_ zero unfold_copy view_copy permute_copy transpose_copy expand_copy slice_copy select_copy
     squeeze_copy unsqueeze_copy split_copy t_copy as_strided_copy detach_copy alias_copy
+    segment_reduce _pack_padded_sequence
 """)
 
 SPECTRAL = words("""

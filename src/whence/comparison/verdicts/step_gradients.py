@@ -51,8 +51,9 @@ class StepGradients:
         the program's inputs. Then a difference in a loss or backward pass before is one of scale,
         of order or of the parts that are summed.
         """
-        if not self._may_a_step_tell(call):
-            return False
+        return self._may_a_step_tell(call) and self._is_right_behind(call)
+
+    def _is_right_behind(self, call: Call) -> bool:
         taken = self._taken_behind(call)
         return bool(taken) and (
             all(self._distance(step) <= 1 for step in taken)
@@ -163,12 +164,14 @@ class StepGradients:
 
     def cover(self, call: Call) -> bool:
         """Whether a call that could not be measured is shown to be right: by the gradients that the
-        next step takes, or, for an optimiser's call, by the parameters that later calls read.
+        next step takes, which come of all that was computed before, or, for an optimiser's call, by
+        the parameters that later calls read.
         """
         written = [r.record for r in call.refs if is_written(r.slot)]
         is_step = call.phase == OPTIMIZER
         left = [self._errors.of(self._read[n]) for n in written if is_step and n in self._read]
-        return self.take_back(call) or (
+        may_tell = self._may_a_step_tell(call) or (call.phase == "forward" and not call.op)
+        return (may_tell and self._is_right_behind(call)) or (
             bool(left) and all(e.exact or (e.value or math.inf) <= LIMITS.within(e.u) for e in left)
         )
 

@@ -400,7 +400,7 @@ _METADATA_READERS = {
 _DATA_DEPENDENT = {
     "nonzero", "masked_select", "_unique2", "unique_dim", "unique_consecutive",
     "repeat_interleave", "bincount", "argwhere", "_unique", "nonzero_numpy", "where", "index",
-    "unique_dim_consecutive", "one_hot",
+    "unique_dim_consecutive", "one_hot", "_pack_padded_sequence",
 }  # fmt: skip
 _CASTS = {"_to_copy", "to", "type_as"}
 # beta x self + alpha x a product
