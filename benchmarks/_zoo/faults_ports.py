@@ -11,7 +11,16 @@ from torch.nn import functional as F
 
 from _zoo.editing import become, edit, linears, named, pick
 from _zoo.faults import FAULTS, Planted, _base, _convs, _norm_names, _training, _wrong_kernel, fault
-from _zoo.irregular import Bags, Branches, Dropping, Messages, Packed, SpectralLayer, StateSpace, Tied
+from _zoo.irregular import (
+    Bags,
+    Branches,
+    Dropping,
+    Messages,
+    Packed,
+    SpectralLayer,
+    StateSpace,
+    Tied,
+)
 from _zoo.plain import Scan
 from _zoo.sides import Inputs, NotHere, Side, call, first
 from _zoo.ways_attention import masked
@@ -20,8 +29,8 @@ from _zoo.ways_ports import _part
 from _zoo.ways_trainers import (
     averaged,
     dropping,
-    labelled,
     ignoring,
+    labelled,
     recomputed,
     scaling,
     scheduled,
@@ -30,7 +39,13 @@ from _zoo.ways_trainers import (
 from _zoo.ways_training import _cross_entropy, _micro, trained, wanted_for
 
 
-def _edit(name: str, kind: type[nn.Module], *changes: tuple[str, str], dtypes: tuple[str, ...] = (), **also: Any) -> None:  # noqa: E501
+def _edit(
+    name: str,
+    kind: type[nn.Module],
+    *changes: tuple[str, str],
+    dtypes: tuple[str, ...] = (),
+    **also: Any,
+) -> None:
     @fault(name, *dtypes)
     def _plant(side: Side, seed: int) -> Planted:
         place = pick(named(side, kind), seed)
@@ -42,9 +57,21 @@ __all__ = ["FAULTS"]
 
 # ---- Fourier transforms, complex numbers, states
 
-_edit("fourier-normalised-once", SpectralLayer, (r"rfft\(x\.float\(\)\)", 'rfft(x.float(), norm="ortho")'))  # noqa: E501
-_edit("weights-conjugated", SpectralLayer, (r"view_as_complex\(self\.weight\.float\(\)\)", r"\g<0>.conj()"))  # noqa: E501
-_edit("highest-frequency-lost", SpectralLayer, (r"torch\.einsum\(.*?weight\)", r"F.pad(\g<0>[..., :-1], (0, 1))"))  # noqa: E501
+_edit(
+    "fourier-normalised-once",
+    SpectralLayer,
+    (r"rfft\(x\.float\(\)\)", 'rfft(x.float(), norm="ortho")'),
+)
+_edit(
+    "weights-conjugated",
+    SpectralLayer,
+    (r"view_as_complex\(self\.weight\.float\(\)\)", r"\g<0>.conj()"),
+)
+_edit(
+    "highest-frequency-lost",
+    SpectralLayer,
+    (r"torch\.einsum\(.*?weight\)", r"F.pad(\g<0>[..., :-1], (0, 1))"),
+)
 _edit("convolution-wraps-around", StateSpace, (r"2 \* n", "n"))
 _edit("state-read-late", StateSpace, (r"self\.kernel\(n\)", "self.kernel(n).roll(1, -1)"))
 _edit("gate-of-the-step-before", Scan, (r"\(1 - decay\[:, i\]\)", "(1 - decay[:, max(i - 1, 0)])"))
@@ -52,10 +79,20 @@ _edit("gate-of-the-step-before", Scan, (r"\(1 - decay\[:, i\]\)", "(1 - decay[:,
 # ---- rows of several lengths, sums over edges, bags
 
 _edit("mean-over-padding", Packed, (r"out\.sum\(1\) / lengths\[:, None\]", "out.mean(1)"))
-_edit("lengths-off-by-one", Packed, (r"lengths, True", "(lengths - 1).clamp(min=1), True"), also=("rnn",))  # noqa: E501
+_edit(
+    "lengths-off-by-one",
+    Packed,
+    (r"lengths, True", "(lengths - 1).clamp(min=1), True"),
+    also=("rnn",),
+)
 _edit("edges-turned-round", Messages, (r"source, target = edges", "target, source = edges"))
 _edit("degree-forgotten", Messages, (r" / degree\], 1", "], 1"))
-_edit("bag-weights-ignored", Bags, (r"per_sample_weights=weights", "per_sample_weights=torch.ones_like(weights)"), also=("sums",))  # noqa: E501
+_edit(
+    "bag-weights-ignored",
+    Bags,
+    (r"per_sample_weights=weights", "per_sample_weights=torch.ones_like(weights)"),
+    also=("sums",),
+)
 
 
 @fault("sums-lose-what-collides")
@@ -76,7 +113,13 @@ def _collides(side: Side, seed: int) -> Planted:
 def _order(side: Side, seed: int) -> Planted:
     """Rows are sorted by length for the recurrent layer, and stay sorted."""
     name = pick(named(side, Packed), seed)
-    edit(side.only(name), (r"return self\.head\(", "out = out[lengths.argsort(descending=True)]\n    return self.head("))  # noqa: E501
+    edit(
+        side.only(name),
+        (
+            r"return self\.head\(",
+            "out = out[lengths.argsort(descending=True)]\n    return self.head(",
+        ),
+    )
     return Planted(name)
 
 
@@ -134,7 +177,7 @@ def _misread(side: Side, seed: int) -> Planted:
 
 @fault("channels-of-groups-mixed")
 def _mixed(side: Side, seed: int) -> Planted:
-    name = pick([n for n in _convs(side) if 1 < side.only(n).groups], seed)  # type: ignore[operator]
+    name = pick([n for n in _convs(side) if side.only(n).groups > 1], seed)  # type: ignore[operator]
 
     def forward(self: Any, x: Tensor) -> Tensor:
         out = _base(self).forward(self, x)
@@ -200,7 +243,12 @@ def _block(side: Side, seed: int) -> Planted:
     """A block gives back what it was given."""
     name = pick(_blocks(side), seed)
     module = side.only(name)
-    become(module, lambda self, x, *a, **k: (x, *r[1:]) if isinstance(r := _base(self).forward(self, x, *a, **k), tuple) else x)  # noqa: E501
+    become(
+        module,
+        lambda self, x, *a, **k: (
+            (x, *r[1:]) if isinstance(r := _base(self).forward(self, x, *a, **k), tuple) else x
+        ),
+    )
     return Planted(name)
 
 
@@ -330,17 +378,29 @@ def _some(model: nn.Module) -> Any:
 _pair_of("clipped-before-unscaling", scaling(), ("gradients",), **scaling(late=True))
 _pair_of("micro-batches-summed", {"backward": _micro(2, False)}, _TAKEN, backward=_summed)
 _pair_of("schedule-one-step-late", scheduled("torch"), ("SGD",), **scheduled("torch", late=True))
-_pair_of("average-of-another-decay", averaged("loop"), ("AdamW", "parameters", "Own"), **averaged("loop", 0.8))  # noqa: E501
+_pair_of(
+    "average-of-another-decay",
+    averaged("loop"),
+    ("AdamW", "parameters", "Own"),
+    **averaged("loop", 0.8),
+)
 _pair_of("labels-to-ignore-counted", {"loss": ignoring}, ("loss",), loss=_all_tokens)
 _pair_of("last-chunk-of-the-loss-lost", {"loss": _cross_entropy}, ("loss",), loss=_chunk_lost)
 _training("bucket-of-gradients-lost", "gradients", clip=_bucket_lost)
 _training("clipped-by-value", "gradients", clip=_by_value)
-_training("decay-coupled", "AdamW", "Adam", optimiser=lambda m: torch.optim.Adam(m.parameters(), lr=1e-2, weight_decay=0.01, foreach=False))  # noqa: E501
-_training("parameter-not-in-the-optimiser", "AdamW", optimiser=_some)
+_training(
+    "decay-coupled",
+    "AdamW",
+    "Adam",
+    optimiser=lambda m: torch.optim.Adam(m.parameters(), lr=1e-2, weight_decay=0.01, foreach=False),
+)
+_training("parameter-not-in-the-optimiser", "AdamW", "AccumulateGrad", optimiser=_some)
 _pair_of("largest-square-kept", {"steps": 4}, ("AdamW",), optimiser=_adamw(amsgrad=True))
 
 
-@fault("dropout-not-scaled", "float32", kind="training", prepare=lambda s: trained(s, forward=seeded))  # noqa: E501
+@fault(
+    "dropout-not-scaled", "float32", kind="training", prepare=lambda s: trained(s, forward=seeded)
+)
 def _not_scaled(side: Side, seed: int) -> Planted:
     name = pick(dropping(side), seed)
 
@@ -351,7 +411,12 @@ def _not_scaled(side: Side, seed: int) -> Planted:
     return Planted(name)
 
 
-@fault("recomputed-with-other-dropout", "float32", kind="training", prepare=lambda s: trained(s, forward=seeded))  # noqa: E501
+@fault(
+    "recomputed-with-other-dropout",
+    "float32",
+    kind="training",
+    prepare=lambda s: trained(s, forward=seeded),
+)
 def _other_mask(side: Side, seed: int) -> Planted:
     name = pick(named(side, Dropping), seed)
     recomputed(side, False)

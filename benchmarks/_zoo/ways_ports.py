@@ -46,7 +46,10 @@ def _by_matrices(self: Any, x: Tensor) -> Tensor:
 def _as_pairs(self: Any, x: Tensor) -> Tensor:
     spectrum = torch.view_as_real(torch.fft.rfft(x.float())[..., : self.modes])
     (p, q), (a, b) = spectrum.unbind(-1), self.weight.float().unbind(-1)
-    mix: Callable[[Tensor, Tensor], Tensor] = lambda s, w: (s[:, :, None] * w.permute(1, 2, 0)).sum(1)  # noqa: E731, E501
+
+    def mix(s: Tensor, w: Tensor) -> Tensor:
+        return (s[:, :, None] * w.permute(1, 2, 0)).sum(1)
+
     mixed = torch.complex(mix(p, a) - mix(q, b), mix(p, b) + mix(q, a))
     return torch.fft.irfft(mixed, n=x.shape[-1]).to(x.dtype)
 
@@ -86,8 +89,12 @@ _of_class("states-in-real-numbers", StateSpace, _step_in_reals)
 _of_class("states-by-convolution", StateSpace, _toeplitz)
 
 
-def _turn(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:  # noqa: E501
-    return _complex_rotation(q, cos[:, None], sin[:, None]), _complex_rotation(k, cos[:, None], sin[:, None])  # noqa: E501
+def _turn(
+    q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, *_: Any, **__: Any
+) -> tuple[Tensor, Tensor]:
+    return _complex_rotation(q, cos[:, None], sin[:, None]), _complex_rotation(
+        k, cos[:, None], sin[:, None]
+    )
 
 
 def _complex_rotation(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
@@ -105,7 +112,12 @@ def _rotary(side: Side, seed: int) -> Side:
         own = isinstance(module, HandAttention)
         if own or "apply_rotary_pos_emb" in getattr(type(module).forward, "__globals__", {}):
             try:
-                edit(module, (r"apply_rotary_pos_emb\(|rotate\(", r"\g<0>"), apply_rotary_pos_emb=_turn, rotate=_complex_rotation)  # noqa: E501
+                edit(
+                    module,
+                    (r"apply_rotary_pos_emb\(|rotate\(", r"\g<0>"),
+                    apply_rotary_pos_emb=_turn,
+                    rotate=_complex_rotation,
+                )
             except NotHere:
                 continue
             side.touched.add(name)
@@ -204,7 +216,11 @@ def _pooled(side: Side, seed: int) -> Side:
     def largest(self: Any, x: Tensor) -> Tensor:
         p = self.padding
         tiles = F.pad(x, (p, p, p, p), value=float("-inf"))
-        return tiles.unfold(2, self.kernel_size, self.stride).unfold(3, self.kernel_size, self.stride).amax((-1, -2))  # noqa: E501
+        return (
+            tiles.unfold(2, self.kernel_size, self.stride)
+            .unfold(3, self.kernel_size, self.stride)
+            .amax((-1, -2))
+        )
 
     def mean(self: Any, x: Tensor) -> Tensor:
         k = self.kernel_size
@@ -315,7 +331,10 @@ def _sparse(side: Side, seed: int) -> Side:
     if not names:
         raise NotHere("no adjacency")
     for name in names:
-        edit(side.only(name), (r"a @ (self\.\w+\((?:[^()]|\([^()]*\))*\))", r"torch.sparse.mm(a.to_sparse(), \1)"))  # noqa: E501
+        edit(
+            side.only(name),
+            (r"a @ (self\.\w+\((?:[^()]|\([^()]*\))*\))", r"torch.sparse.mm(a.to_sparse(), \1)"),
+        )
         side.touched.add(name)
     return side
 
@@ -432,7 +451,10 @@ def _centring(side: Side, seed: int) -> Side:
             layer.weight -= layer.weight.mean(0)
             if layer.bias is not None:
                 layer.bias -= layer.bias.mean()
-        become(side.only(norm), lambda self, x: _plus(F.rms_norm(x, x.shape[-1:], self.weight, self.eps), self.bias))  # noqa: E501
+        become(
+            side.only(norm),
+            lambda self, x: _plus(F.rms_norm(x, x.shape[-1:], self.weight, self.eps), self.bias),
+        )
         side.touched |= {name, norm}
     return side
 
@@ -454,7 +476,9 @@ def _pages(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scaling: float)
     return F.scaled_dot_product_attention(q, *pages, mask, scale=scaling).transpose(1, 2)
 
 
-def _part(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scaling: float) -> tuple[Tensor, Tensor]:  # noqa: E501
+def _part(
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scaling: float
+) -> tuple[Tensor, Tensor]:
     scores = masked(q @ k.transpose(-2, -1) * scaling, mask).float()
     total = torch.logsumexp(scores, -1, keepdim=True)
     return torch.exp(scores - total).to(q.dtype) @ v, total
@@ -586,5 +610,3 @@ def _into(side: Side, seed: int) -> Side:
         return out if self.bias is None else out.add_(self.bias)
 
     return _every(side, linears(side), forward)
-
-

@@ -47,7 +47,11 @@ def _held(model: nn.Module) -> dict[str, Tensor]:
 def _by_function(side: Side, seed: int) -> tuple[Side, Side]:
     def backward(model: nn.Module, inputs: Inputs, loss: Loss) -> Tensor:
         def value(held: dict[str, Tensor]) -> Tensor:
-            out = first(torch.func.functional_call(model, held, (), inputs) if not all(k.isdigit() for k in inputs) else torch.func.functional_call(model, held, tuple(inputs.values())))  # noqa: E501
+            out = first(
+                torch.func.functional_call(model, held, (), inputs)
+                if not all(k.isdigit() for k in inputs)
+                else torch.func.functional_call(model, held, tuple(inputs.values()))
+            )
             return loss(out, wanted_for(out, slice(len(out))))
 
         gradients, result = torch.func.grad_and_value(value)(_held(model))
@@ -292,7 +296,9 @@ class Flat:
 
     @torch.no_grad()
     def step(self) -> None:
-        parts = [(p.grad if p.grad is not None else torch.zeros_like(p)).flatten() for p in self.own]  # noqa: E501
+        parts = [
+            (p.grad if p.grad is not None else torch.zeros_like(p)).flatten() for p in self.own
+        ]
         self.flat.grad = torch.cat(parts)
         self.inner.step()
         for p, new in zip(self.own, self.flat.split([p.numel() for p in self.own]), strict=True):
@@ -488,5 +494,3 @@ def _recomputed(side: Side, seed: int) -> tuple[Side, Side]:
     reference, other = trained(side.copied(), forward=seeded), trained(side, forward=seeded)
     recomputed(other, True)
     return reference, other
-
-

@@ -60,7 +60,7 @@ def rebased(reference: Run, target: Run) -> tuple[Run, tuple[str, ...]]:
                 shifts[target_root] = shift
                 break
     if not shifts:
-        return _by_updates(reference, target, inputs, target_inputs) if learn else (target, ())
+        return _by_updates(reference, target, coarse) if learn else (target, ())
     alike = set(shifts.values())
     others = alike.pop() if len(alike) == 1 else 0
     calls = [replace(c, step=c.step - shifts.get(c.root, others)) for c in target.calls]
@@ -71,34 +71,42 @@ def rebased(reference: Run, target: Run) -> tuple[Run, tuple[str, ...]]:
     return Derived(target, (), (), calls), tuple(words)
 
 
-def _by_updates(
-    reference: Run,
-    target: Run,
-    inputs: Mapping[str, Mapping[int, set[Hashable]]],
-    across: Mapping[str, Mapping[int, set[Hashable]]],
-) -> tuple[Run, tuple[str, ...]]:
+def _by_updates(reference: Run, target: Run, coarse: str) -> tuple[Run, tuple[str, ...]]:
     """As `rebased`, of two trainings with as many updates: a step ends with its update, however
-    many passes one run makes before it, unless a model then is given what the other is not.
+    many passes one run makes before it, if models are given what the other's are.
     """
-    updates, own = (_updates(run) for run in (reference, target))
+    updates, own = _updates(reference), _updates(target)
     if len(updates) != len(own) or updates == own:
         return target, ()
-    number = [bisect.bisect_left(own, step) for step in range(own[-1] + 1)]
-    for root, steps in inputs.items():
-        seen = [set[Hashable]() for _ in own]
-        for step, contents in across.get(root, {}).items():
-            if step <= own[-1]:
-                seen[number[step]] |= contents
-        if not all(steps.get(step, set()) & known for step, known in zip(updates, seen)):
-            return target, ()
+    known = _given_before(target, own, coarse)
+    if not all(
+        given & known[place] for place, given in _given_before(reference, updates, coarse).items()
+    ):
+        return target, ()
+    last, of_last = own[-1], updates[-1]
     calls = [
         replace(
             c,
-            step=updates[number[c.step]] if c.step <= own[-1] else c.step - own[-1] + updates[-1],
+            step=updates[bisect.bisect_left(own, c.step)]
+            if c.step <= last
+            else c.step - last + of_last,
         )
         for c in target.calls
     ]
     return Derived(target, (), (), calls), ("steps of the target are counted by their updates",)
+
+
+def _given_before(run: Run, updates: list[int], coarse: str) -> dict[int, set[Hashable]]:
+    """What models are given before each update, as contents, by the number of the update."""
+    given = defaultdict[int, set[Hashable]](set)
+    for call in run.calls:
+        if call.parent == -1 and call.phase == "forward" and call.step <= updates[-1]:
+            given[bisect.bisect_left(updates, call.step)] |= {
+                _content(run, ref.record, coarse)
+                for ref in call.slots("input")
+                if run.records[ref.record].hash
+            }
+    return given
 
 
 def _updates(run: Run) -> list[int]:
