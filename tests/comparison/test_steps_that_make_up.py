@@ -1,0 +1,169 @@
+"""What is wrong before an optimiser's step and right behind it: another form, if the step makes up
+for it.
+"""
+
+import pytest
+
+pytest.importorskip("torch")
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+import whence
+
+pytestmark = pytest.mark.torch
+
+
+def taught(path, optimiser, loss=F.mse_loss, passes=1, **options):
+    """Two steps of a small network. passes: forward passes of a step, the last of which counts."""
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(8, 16), nn.GELU(), nn.Linear(16, 4))
+    x, y = torch.randn(2, 6, 8), torch.randn(2, 6, 4)
+    step = optimiser(net.parameters())
+    with whence.capture(net, path, **options):
+        for batch, wanted in zip(x, y, strict=True):
+            for _ in range(passes - 1):
+                with torch.no_grad():
+                    net(batch)
+            loss(net(batch), wanted).backward()
+            step.step()
+            step.zero_grad()
+    return path
+
+
+def sgd(**options):
+    return lambda p: torch.optim.SGD(p, **{"lr": 0.1, **options})
+
+
+def adam(parameters):
+    return torch.optim.Adam(parameters, lr=1e-2, eps=0.0)
+
+
+@pytest.fixture(scope="module")
+def reference(tmp_path_factory):
+    return taught(tmp_path_factory.mktemp("made") / "reference", sgd())
+
+
+SAME = {
+    "the rate in the loss": (sgd(lr=1.0), lambda out, y: F.mse_loss(out, y) * 0.1),
+    "maximised": (sgd(maximize=True), lambda out, y: -F.mse_loss(out, y)),
+}
+
+
+@pytest.mark.parametrize("case", SAME)
+def test_what_the_step_makes_up_for_is_another_form(case, reference, tmp_path):
+    result = whence.compare(reference, taught(tmp_path / "target", *SAME[case]))
+    assert result.status == "same", result.findings[0].sentence
+    withdrawn = [v.sentence for v in result.verdicts if v.verdict == "other-form"]
+    assert any("the parameters that it leaves are right" in words for words in withdrawn)
+
+
+def test_half_of_it_is_a_fault(reference, tmp_path):
+    """The rate makes up for another factor than the loss has."""
+    optimiser, _ = SAME["the rate in the loss"]
+    target = taught(tmp_path / "target", optimiser, lambda out, y: F.mse_loss(out, y) * 0.11)
+    assert whence.compare(reference, target).status == "different"
+
+
+def test_a_scale_that_the_step_hides_is_a_fault(tmp_path):
+    """Adam takes any factor out of the gradients: the same step in both runs makes up for none."""
+    runs = [
+        taught(tmp_path / name, adam, loss)
+        for name, loss in (("a", F.mse_loss), ("b", lambda out, y: F.mse_loss(out, y) * 4))
+    ]
+    result = whence.compare(*runs)
+    assert result.status == "different"
+    assert "loss" in result.findings[0].name
+
+
+def test_steps_are_counted_by_their_updates(reference, tmp_path):
+    """A pass without gradients before each step does not move the steps."""
+    result = whence.compare(reference, taught(tmp_path / "target", sgd(), passes=2))
+    assert result.status == "same", [f.sentence for f in result.findings]
+    faulty = taught(tmp_path / "faulty", sgd(lr=0.11), passes=2)
+    assert whence.compare(reference, faulty).findings[0].op_type == "SGD"
+
+
+def test_a_weight_that_the_code_behind_it_counts_on_is_another_form(tmp_path):
+    """A layer's outputs are centred by its weight, and the norm behind it subtracts no mean."""
+
+    class Norm(nn.LayerNorm):
+        def forward(self, x):
+            return F.rms_norm(x, x.shape[-1:], self.weight, self.eps) + self.bias
+
+    torch.manual_seed(0)
+    nets = [
+        nn.Sequential(nn.Linear(8, 16), kind(16), nn.Linear(16, 4)) for kind in (nn.LayerNorm, Norm)
+    ]
+    nets[1].load_state_dict(nets[0].state_dict())
+    runs = []
+    for name in ("reference", "half", "target"):
+        net = nets[name != "reference"]
+        if name == "target":
+            with torch.no_grad():
+                net[0].weight -= net[0].weight.mean(0)
+                net[0].bias -= net[0].bias.mean()
+        runs.append(tmp_path / name)
+        with whence.capture(net, runs[-1]), torch.no_grad():
+            net(torch.linspace(-1, 1, 48).reshape(6, 8))
+    assert whence.compare(runs[0], runs[1]).findings[0].name == "1"
+    result = whence.compare(runs[0], runs[2])
+    assert result.status == "same", [f.sentence for f in result.findings]
+
+
+class Packed(nn.Module):
+    def __init__(self, *, is_packed):
+        super().__init__()
+        self.is_packed, self.rnn, self.head = (
+            is_packed,
+            nn.GRU(4, 6, batch_first=True),
+            nn.Linear(6, 3),
+        )
+
+    def forward(self, x, lengths):
+        if self.is_packed:
+            given = nn.utils.rnn.pack_padded_sequence(x, lengths, True, enforce_sorted=False)
+            out, _ = nn.utils.rnn.pad_packed_sequence(self.rnn(given)[0], True)
+        else:
+            out = self.rnn(x)[0] * (torch.arange(x.shape[1]) < lengths[:, None])[..., None]
+        return self.head(out.sum(1) / lengths[:, None])
+
+
+@pytest.mark.parametrize(("wrong", "status"), [(False, "same"), (True, "different")])
+def test_packed_rows_are_the_same_as_padded_ones(wrong, status, tmp_path):
+    runs = []
+    for is_packed in (True, False):
+        torch.manual_seed(0)
+        net = Packed(is_packed=is_packed)
+        if wrong and not is_packed:
+            net.head.register_forward_hook(lambda m, given, out: out * 1.01)
+        runs.append(tmp_path / str(is_packed))
+        with whence.capture(net, runs[-1]), torch.no_grad():
+            net(torch.linspace(-1, 1, 80).reshape(4, 5, 4).sin(), torch.tensor([5, 2, 4, 3]))
+    result = whence.compare(*runs)
+    assert result.status == status, [f.sentence for f in result.findings]
+
+
+def test_gradients_by_function_cover_passes_without_elements(tmp_path):
+    """`torch.func.grad` shows no elements inside: the gradients that the step takes do."""
+    runs = []
+    for by_function in (False, True):
+        torch.manual_seed(0)
+        net = nn.Sequential(*(nn.Linear(8, 8) for _ in range(6)))
+        x, y = torch.randn(6, 8), torch.randn(6, 8)
+        step = torch.optim.SGD(net.parameters(), 0.1)
+        runs.append(tmp_path / str(by_function))
+        with whence.capture(net, runs[-1]):
+            if by_function:
+
+                def value(held, net=net, x=x, y=y):
+                    return F.mse_loss(torch.func.functional_call(net, held, (x,)), y)
+
+                held = {n: p.detach() for n, p in net.named_parameters()}
+                for name, gradient in torch.func.grad(value)(held).items():
+                    net.get_parameter(name).grad = gradient
+            else:
+                F.mse_loss(net(x), y).backward()
+            step.step()
+    result = whence.compare(*runs)
+    assert result.status == "same", result.headline
