@@ -4,7 +4,6 @@ other counting).
 
 from __future__ import annotations
 
-import bisect
 import contextlib
 from collections import Counter, defaultdict
 from collections.abc import Hashable, Iterable, Iterator, Mapping
@@ -60,7 +59,7 @@ def rebased(reference: Run, target: Run) -> tuple[Run, tuple[str, ...]]:
                 shifts[target_root] = shift
                 break
     if not shifts:
-        return _by_updates(reference, target, coarse) if learn else (target, ())
+        return target, ()
     alike = set(shifts.values())
     others = alike.pop() if len(alike) == 1 else 0
     calls = [replace(c, step=c.step - shifts.get(c.root, others)) for c in target.calls]
@@ -69,49 +68,6 @@ def rebased(reference: Run, target: Run) -> tuple[Run, tuple[str, ...]]:
         for root, shift in shifts.items()
     )
     return Derived(target, (), (), calls), tuple(words)
-
-
-def _by_updates(reference: Run, target: Run, coarse: str) -> tuple[Run, tuple[str, ...]]:
-    """As `rebased`, of two trainings with as many updates: a step ends with its update, however
-    many passes one run makes before it, if models are given what the other's are.
-    """
-    updates, own = _updates(reference), _updates(target)
-    if len(updates) != len(own) or updates == own:
-        return target, ()
-    known = _given_before(target, own, coarse)
-    if not all(
-        given & known[place] for place, given in _given_before(reference, updates, coarse).items()
-    ):
-        return target, ()
-    last, of_last = own[-1], updates[-1]
-    calls = [
-        replace(
-            c,
-            step=updates[bisect.bisect_left(own, c.step)]
-            if c.step <= last
-            else c.step - last + of_last,
-        )
-        for c in target.calls
-    ]
-    return Derived(target, (), (), calls), ("steps of the target are counted by their updates",)
-
-
-def _given_before(run: Run, updates: list[int], coarse: str) -> dict[int, set[Hashable]]:
-    """What models are given before each update, as contents, by the number of the update."""
-    given = defaultdict[int, set[Hashable]](set)
-    for call in run.calls:
-        if call.parent == -1 and call.phase == "forward" and call.step <= updates[-1]:
-            given[bisect.bisect_left(updates, call.step)] |= {
-                _content(run, ref.record, coarse)
-                for ref in call.slots("input")
-                if run.records[ref.record].hash
-            }
-    return given
-
-
-def _updates(run: Run) -> list[int]:
-    """The steps in which a run updates parameters."""
-    return sorted({call.step for call in run.calls if call.phase == OPTIMIZER})
 
 
 def _same_rows(reference: Run, root: str, target: Run, target_root: str, coarse: str) -> bool:
