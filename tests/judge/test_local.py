@@ -208,7 +208,7 @@ def test_one_element_is_measured_again_where_one_draw_said_too_little():
         other[0] *= 8
     w, *copies, y = ((r + n).astype(np.float32) for n in noise)
     once = judge.local(y, r, w)
-    many = judge.steadier(once, y, r, [w, *copies])
+    many = judge.steadier(once, y, r, [w, *copies], 1)
     assert once.parts()["z"] > 1
     assert many.parts()["z"] <= 1
     assert (many.rho, many.structure, many.score) == (
@@ -217,6 +217,6 @@ def test_one_element_is_measured_again_where_one_draw_said_too_little():
         max(many.parts().values()),
     )
     wrong = (r * 1.01).astype(np.float32)
-    assert judge.steadier(judge.local(wrong, r, w), wrong, r, [w, *copies]) == judge.local(
+    assert judge.steadier(judge.local(wrong, r, w), wrong, r, [w, *copies], 1) == judge.local(
         wrong, r, w
     )

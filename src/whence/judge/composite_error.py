@@ -26,6 +26,7 @@ from whence.judge.replay_error import (
     ratio,
     rounded,
     same_fill,
+    sums_in_order,
     worst,
 )
 
@@ -106,17 +107,20 @@ def is_one_element(local: ReplayError) -> bool:
 
 
 def steadier(
-    local: ReplayError, output: Array, wide: Array, copies: Sequence[Array]
+    local: ReplayError, output: Array, wide: Array, copies: Sequence[Array], terms: int
 ) -> ReplayError:
     """The same figures with the worst element measured by several repetitions, where nothing but
     that one element stands out.
 
-    copies: as for `measure`.
+    copies: as for `measure`. terms: of the longest sum. What a rounding of its operands does to an
+    element shows how large its terms are, however small their sum, and a kernel that sums them in
+    order rounds so many times as much.
     """
     if not is_one_element(local) or any(c.shape != output.shape for c in copies):
         return local
     steady = measure(output, wide, copies)
-    if steady.z >= local.z:
+    z = steady.z / max(1.0, sums_in_order(dtypes.of(output), terms) / steady.u)
+    if z >= local.z:
         return local
-    local = dataclasses.replace(local, z=steady.z, z_index=steady.z_index)
+    local = dataclasses.replace(local, z=z, z_index=steady.z_index)
     return dataclasses.replace(local, score=max(local.parts().values()))

@@ -215,7 +215,7 @@ def measure(
     e, f, d, size = y - r, w - r, y - w, norm(r)
     error, strays = norm(e), norm(s)
     floor = max(norm(f), noise_floor(kind, size, reduction_length), strays)
-    sums = SUM_IN_ORDER * _of_sums(kind, reduction_length) if reduction_length > 1 else 0.0
+    sums = sums_in_order(kind, reduction_length)
     noise = element_noise(f, r, u, last, s, sums)
     if written_out:  # steps may round single elements alone, as where a logistic function is small
         np.maximum(noise, np.abs(f), out=noise)
@@ -317,6 +317,11 @@ def _of_sums(kind: dtypes.DType, terms: int) -> float:
     """
     accumulate = 2.0**-53 if kind.name in ("float64", "complex128") else U32
     return FLOOR_SUM * math.sqrt(terms) * accumulate
+
+
+def sums_in_order(kind: dtypes.DType, terms: int) -> float:
+    """As `_of_sums`, of one element where a kernel sums in order; 0 where nothing is summed."""
+    return SUM_IN_ORDER * _of_sums(kind, terms) if terms > 1 else 0.0
 
 
 def ratio(error: float, size: float) -> float:

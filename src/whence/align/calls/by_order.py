@@ -15,6 +15,7 @@ import numpy as np
 
 from whence.align.call_sites import Sites, selected
 from whence.align.calls import call_sequences
+from whence.align.calls.fused_operators import RULE
 from whence.align.calls.sequence_alignment import Scores, align
 from whence.align.calls.site_pairing import EXACT, ORDER, SitePairing
 from whence.align.module_names import family
@@ -183,11 +184,15 @@ def counted(pairing: SitePairing) -> None:
     aligning them as one sequence regardless of their counters.
 
     One additional call shifts every later call of that name against the other run. Only the whole
-    sequence (kinds, shapes, parameters, outputs) shows where it was inserted.
+    sequence (kinds, shapes, parameters, outputs) shows where it was inserted. Calls that state what
+    they carry out keep their partners.
     """
+    stated = {a: b for a, (b, rule, _) in pairing.partners.items() if rule == RULE}
+    settled = {*stated.values()}
     for site, partner in pairing.parents():
-        operators = _operators(pairing.reference, site)
-        for members, others in pairing.by_lane(operators, _operators(pairing.target, partner)):
+        operators = [s for s in _operators(pairing.reference, site) if s not in stated]
+        across = [s for s in _operators(pairing.target, partner) if s not in settled]
+        for members, others in pairing.by_lane(operators, across):
             if _shifted(pairing, members, others):
                 _sequence(pairing, members, others)
 

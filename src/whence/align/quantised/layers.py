@@ -29,7 +29,7 @@ from whence.align.quantised.operands import (
     plain_type,
     triples,
 )
-from whence.align.values.corresponding import corresponding_coarsely
+from whence.align.values.corresponding import corresponding_coarsely, equal_names
 from whence.align.values.flat_calls import flat
 from whence.align.values.groups import of_one_maker, with_wholes
 from whence.align.values.value_graph import Stretch, ValueGraph, is_move, kind_of
@@ -58,15 +58,19 @@ def applies(reference: Run, target: Run) -> bool:
     if not any(plain_type(call) in MEASURE or form_of(call) for call in nodes):
         return False
     calls = [c for c in selected(reference.calls) if c.leaf and c.kind in _KINDS]
-    return any(call.program for call in calls) and _forms(calls) != _forms(nodes)
+    fused = {name for call in nodes for name in call.origins}
+    return any(call.program for call in calls) and _forms(calls, fused) != _forms(nodes, fused)
 
 
-def _forms(calls: Sequence[Call]) -> list[tuple[str, str]]:
-    """(name, operator type) of the calls that work on codes, sorted."""
+def _forms(calls: Sequence[Call], fused: Collection[str]) -> list[tuple[str, str]]:
+    """(name, operator type) of the calls that work on codes, sorted, without fused ones: `fused`
+    names what they were made of.
+    """
     return sorted(
         (call.scope, call.op_type)
         for call in calls
-        if plain_type(call) in MEASURE or form_of(call) is not None
+        if (plain_type(call) in MEASURE or form_of(call) is not None)
+        and not (call.origins or call.scope in fused)
     )
 
 
@@ -109,7 +113,7 @@ def _steps(side: CodedSide, other: CodedSide) -> Iterator[tuple[CodedGraph, Code
 
 def _parts(graph: CodedGraph, other: CodedGraph) -> Iterator[tuple[Stretch, Stretch]]:
     """Yields the part of each graph that lies between corresponding values, for both graphs."""
-    named = _named(graph, other)
+    named = equal_names(graph.plain, other.plain, plain_name)
     partner = corresponding_coarsely(graph.plain, other.plain, named)
     made = [v for v in partner if v in graph.plain.makers and partner[v] in other.plain.makers]
     ordered = sorted(made, key=graph.plain.place)
@@ -133,22 +137,6 @@ def _in_order(
     by_plain = {other.shown(read): read for read in reversed(across.reads)}
     first = [by_plain[value] for value in wanted if value in by_plain]
     return [*first, *(read for read in across.reads if read not in first)]
-
-
-def _named(graph: CodedGraph, other: CodedGraph) -> dict[int, int]:
-    """Values whose makers have the same name in both graphs, where the name is unique in each and
-    the sizes agree.
-    """
-    names, others = graph.names(), other.names()
-    return {
-        value: others[name]
-        for name, value in names.items()
-        if name in others and _fit(graph, value, other, others[name])
-    }
-
-
-def _fit(graph: CodedGraph, value: int, other: CodedGraph, across: int) -> bool:
-    return graph.plain.record(value).count == other.plain.record(across).count
 
 
 # One of two runs of which at least one computes with codes: its graphs of values, and its calls
@@ -322,15 +310,6 @@ class CodedGraph:
         # where a value is quantised right away, the codes are read in its place
         ends |= {made for made, of in self._side.rounded.items() if of in ends}
         return self._exact.behind([source(v) for v in values], ends)
-
-    def names(self) -> dict[str, int]:
-        """Values by the name of the call that makes them, where one call alone has that name."""
-        names: dict[str, list[int]] = {}
-        for value in self.plain.values:
-            maker = self.plain.makers[value]
-            if len(maker.slots("output")) == 1:
-                names.setdefault(plain_name(maker.scope), []).append(value)
-        return {name: values[0] for name, values in names.items() if len(values) == 1 and name}
 
 
 def _rounds_by_range(calls: Sequence[Call], record: int) -> bool:

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from whence.align.values.exported_modules import module_values
 from whence.align.values.value_graph import Form, ValueGraph, has_activation, is_move, kind_of
@@ -22,6 +22,10 @@ rounding changes in statistics.
 """
 _FAR = (1e-3, 1e-2, 0.1, 0.5)
 """The same limit after a fault, tried from the smallest."""
+_NAMED = 0.1
+"""Up to this distance a common name is believed: a fused node may keep the name of one of several
+steps.
+"""
 _NEAR = 1e-2
 """Up to this distance operators of any kind may have made the two values; beyond it only operators
 of one kind.
@@ -35,6 +39,7 @@ def corresponding(reference: ValueGraph, target: ValueGraph) -> dict[int, int]:
     pairing = _Pairing(reference, target)
     pairing.by_ends()
     pairing.by_figures()
+    pairing.by_names(equal_names(reference, target), _NAMED)
     pairing.by_modules()
     pairing.by_structure()
     for far in _FAR:
@@ -58,6 +63,16 @@ def corresponding_coarsely(
         while pairing.by_nearness(far):
             pairing.by_structure()
     return pairing.partner
+
+
+def equal_names(
+    reference: ValueGraph, target: ValueGraph, plain: Callable[[str], str] = str
+) -> dict[int, int]:
+    """Values of the reference -> values of the target of the same name, where the name is unique in
+    each. plain: a name without what a tool appended to it.
+    """
+    names = target.names(plain)
+    return {v: names[name] for name, v in reference.names(plain).items() if name in names}
 
 
 class _Pairing:
@@ -96,11 +111,13 @@ class _Pairing:
                 if a.count == b.count and self._is_open(a.id) and b.id not in self._taken:
                     self._pair(a.id, b.id)
 
-    def by_names(self, named: Mapping[int, int]) -> None:
-        """Pair values of equal name."""
+    def by_names(self, named: Mapping[int, int], far: float = math.inf) -> None:
+        """Pair values of equal name whose statistics differ by at most `far`."""
         for value, other in named.items():
             if self._is_open(value) and other not in self._taken and self._fit(value, other):
-                self._pair(value, other)
+                a, b = self.reference.record(value), self.target.record(other)
+                if math.isinf(far) or _alike(a, b, far):
+                    self._pair(value, other)
 
     def by_figures(self) -> None:
         """Pair values that hold the same elements in some order, up to rounding. Among several,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import NamedTuple
 
 from whence import dtypes
@@ -161,6 +161,15 @@ class ValueGraph:
                     results = [r.record for r in call.slots("output")]
                     self._made_of[self.source(ref.record)] += results
         return self._made_of[value]
+
+    def names(self, plain: Callable[[str], str] = str) -> dict[str, int]:
+        """Values by the plain name of the call that makes them, where one call alone has it."""
+        names: defaultdict[str, list[int]] = defaultdict(list)
+        for value in self.values:
+            maker = self.makers[value]
+            if len(maker.slots("output")) == 1:
+                names[plain(maker.scope)].append(value)
+        return {name: values[0] for name, values in names.items() if len(values) == 1 and name}
 
     def is_parameter(self, record: int) -> bool:
         """Whether a record is a parameter, possibly moved."""

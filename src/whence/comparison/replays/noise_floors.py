@@ -197,7 +197,11 @@ def several_draws(measurement: Measurement) -> None:
     copies = measurement.copies(REPLICAS, stepwise=True)
     measurement.errors = {
         slot: judge.steadier(
-            error, measurement.produced[slot], measurement.wide[slot], [c[slot] for c in copies]
+            error,
+            measurement.produced[slot],
+            measurement.wide[slot],
+            [c[slot] for c in copies],
+            measurement.terms,
         )
         for slot, error in measurement.errors.items()
     }
