@@ -21,10 +21,10 @@ from whence.align.quantised import dynamic
 from whence.align.quantised.operands import (
     DEQUANTIZE,
     KEEPS,
-    MEASURE,
     QUANTIZE,
     Form,
     form_of,
+    is_coded,
     operands,
     plain_type,
     triples,
@@ -55,7 +55,7 @@ _KINDS = ("operator", "module")
 def applies(reference: Run, target: Run) -> bool:
     """Whether the target computes with codes, in nodes other than the reference's."""
     nodes = [c for c in selected(target.calls) if c.leaf and has_mark(c, Mark.OPSET)]
-    if not any(plain_type(call) in MEASURE or form_of(call) for call in nodes):
+    if not any(map(is_coded, nodes)):
         return False
     calls = [c for c in selected(reference.calls) if c.leaf and c.kind in _KINDS]
     fused = {name for call in nodes for name in call.origins}
@@ -69,8 +69,7 @@ def _forms(calls: Sequence[Call], fused: Collection[str]) -> list[tuple[str, str
     return sorted(
         (call.scope, call.op_type)
         for call in calls
-        if (plain_type(call) in MEASURE or form_of(call) is not None)
-        and not (call.origins or call.scope in fused)
+        if is_coded(call) and not (call.origins or call.scope in fused)
     )
 
 

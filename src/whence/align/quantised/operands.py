@@ -110,6 +110,11 @@ def form_of(call: Call) -> Form | None:
     return _FORMS.get(kind)
 
 
+def is_coded(call: Call) -> bool:
+    """Whether a node quantises numbers or computes with codes."""
+    return plain_type(call) in MEASURE or form_of(call) is not None
+
+
 def triples(call: Call, form: Form) -> Iterator[tuple[Triple, int]]:
     """The operands that are codes, each with the axis of its scales."""
     for triple in form.reads:

@@ -388,6 +388,26 @@ class ReplaySource:
             self.model.used.pop(call.id, None)
         return outcome
 
+    def own_error(self, record: int) -> float:
+        """The relative error of a recorded tensor against its operator in float64, where that is
+        rounding: a logistic function rounds to 2e-8 of one, and may have made nothing larger. 0
+        where it is not known.
+        """
+        order = self.first_made.get(record)
+        call = next((c for c in self.run.calls if c.leaf and c.order == order), None)
+        if call is None or not call.program or self.confirm(call)[1] > judge.LIMITS.certain:
+            return 0.0
+        slot = next(r.slot for r in call.slots("output") if r.record == record)
+        try:
+            program = self.load(call).program
+            arrays, _ = self.arrays(self.records(call, (*program.inputs, *program.params)))
+            wide = self.load(call).run(arrays, arrays, outputs=[slot], working="float64")[slot]
+            recorded = self.run.array(record).astype(np.float64)
+        except (ReplayRefused, ElementsMissing):
+            return 0.0
+        size = float(np.linalg.norm(recorded))
+        return float(np.linalg.norm(recorded - wide)) / size if size else 0.0
+
     def _confirm(self, call: Call, loaded: Any) -> tuple[str, float]:
         key = call.id, loaded.program.id
         if key not in self._confirmed:

@@ -4,11 +4,13 @@ growth between two dumps.
 
 from __future__ import annotations
 
+import functools
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from whence import align, judge
+from whence.align.quantised.operands import is_coded
 from whence.comparison.inputs.positions_masks import PositionsAndMasks
 from whence.comparison.options import CompareOptions
 from whence.comparison.replays.semantics import ReplayResult
@@ -187,9 +189,16 @@ class RegionJudge:
                 leaf.inputs or None,
                 lambda: self.errors.sight(slots),
                 is_whole=pair.call.parent == -1 and pair.call.leaf and pair.partner.leaf,
+                is_coded=pair.call.parent == -1 and self._is_coded_alone,
                 in_other_steps=evidence.in_other_steps,
             )
         return unless_drifted(verdict, evidence.drift)
+
+    @functools.cached_property
+    def _is_coded_alone(self) -> bool:
+        """Whether the target has nodes that compute with codes, and the reference has none."""
+        reference, target = self.paired.reference, self.paired.target
+        return any(map(is_coded, target.calls)) and not any(map(is_coded, reference.calls))
 
     def _judged_leaf(self, evidence: RegionEvidence) -> Verdict:
         """The verdict of a leaf by the strongest evidence: replay if possible, else growth."""
@@ -461,9 +470,17 @@ class SegmentJudge:
         )
         if not evidence.is_deep:
             return verdict
-        return judge.judge_unseen(
+        verdict = judge.judge_unseen(
             verdict, growth, leaf.u, leaf.inputs, lambda: self.errors.sight(s for _, s in slots)
         )
+        if verdict.verdict == VerdictKind.INTRODUCED and self._replays.replayer is not None:
+            reference = self._replays.replayer.reference
+            own = min(reference.own_error(slot.reference_record) for _, slot in slots)
+            if growth.e_out <= LIMITS.growth * own:
+                words = f"differs by rel_l2 {growth.e_out:.2g}, the reference itself by {own:.2g}"
+                what = "from what its operator gives in float64: all of it is rounding"
+                return verdict.withdrawn(VerdictKind.NOISE, f"{words} {what}")
+        return verdict
 
     def _of_other_rows(self, evidence: RegionEvidence, slot: str, words: str) -> Verdict:
         """The verdict of a segment whose child gets other rows than the reference's operators give
