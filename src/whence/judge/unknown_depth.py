@@ -118,7 +118,6 @@ def judge_unseen(
     look: Callable[[], Sight | None],
     *,
     is_whole: bool = False,
-    is_coded: bool = False,
     in_other_steps: OtherSteps | None = None,
 ) -> Verdict:
     """The verdict of a tensor behind an unknown number of operators, from that of its growth.
@@ -126,7 +125,6 @@ def judge_unseen(
     u: unit roundoff of the pair, 0 for an exact kind. errors_before: errors of visible tensors
     before it, None if there are none. look: what the elements show, None if they were not kept;
     called only if needed. is_whole: whether this is a whole model with recorded inputs and outputs.
-    is_coded: whether the target alone computes it with codes, whose loss no limit knows.
     in_other_steps: errors of the same tensor in other steps, if known.
     """
     by_growth = growth.evidence in (Evidence.TWO_DUMPS, Evidence.STATISTICS)
@@ -166,7 +164,7 @@ def judge_unseen(
     sight = coherence or look()
     if sight is not None and sight.pattern and not sight.effect:
         return _introduced(verdict, growth, _not_rounding(sight), is_whole=is_whole)
-    far = math.inf if is_coded else _far(u, errors_before)
+    far = _far(u, errors_before)
     typical = growth.e_out if sight is None else min(growth.e_out, sight.typical)
     if typical > max(far, LIMITS.growth * growth.e_in):
         why = f"more than {far:.2g}, which rounding leaves of no network that works"

@@ -19,12 +19,51 @@ from whence.dtypes import Array
 F64 = npt.NDArray[np.float64]
 
 
+class Packed(msgspec.Struct, frozen=True):
+    """How a weight [columns, rows] lies in bytes: codes of `bits` bits, the lowest first, in blocks
+    of `block` along each row, the last of which may be longer than what is left of the row.
+    """
+
+    bits: int
+    block: int
+    rows: int
+    columns: int
+
+    def codes(self, packed: Array) -> Array:
+        """Codes [rows, blocks, block] of bytes; behind the columns, what the bytes hold."""
+        return self._fields(packed).reshape(self.rows, -1, self.block)
+
+    def each(self, values: Array) -> F64:
+        """Scales or zero points [rows, blocks, 1], the latter floats or packed as the codes are."""
+        if values.dtype.kind == "u":
+            values = self._fields(values.reshape(self.rows, -1))
+        blocks = -(-self.columns // self.block)
+        return values.reshape(self.rows, -1)[:, :blocks, None].astype(np.float64)
+
+    def plain(self, values: Array) -> Array:
+        """[columns, rows] of what lies as the codes do."""
+        return values.reshape(self.rows, -1)[:, : self.columns].T
+
+    def blocks(self, weight: Array) -> F64:
+        """A weight [columns, rows] as its codes lie, zero behind the columns."""
+        rows = weight.T.astype(np.float64)
+        padded = np.pad(rows, ((0, 0), (0, -self.columns % self.block)))
+        return padded.reshape(self.rows, -1, self.block)
+
+    def _fields(self, packed: Array) -> Array:
+        shifts = np.arange(0, 8, self.bits, dtype=np.uint8)
+        mask = np.uint8((1 << self.bits) - 1)
+        parts = (packed.view(np.uint8)[..., None] >> shifts) & mask
+        return parts.reshape(*packed.shape[:-1], -1)
+
+
 class Grid(msgspec.Struct, frozen=True, omit_defaults=True):
     """The numbers that codes of one tensor can represent.
 
     dtype: of the codes. scale: records of factors whose product is the scale, one number each or
     one for each element of `axis`. zero: record of the zero point, -1 without one. channels_last:
-    the codes have their second axis at the end.
+    the codes have their second axis at the end. packed: of a weight in blocks. is_turned: whether
+    the float operator has the last two axes in the other order.
     """
 
     dtype: str
@@ -32,11 +71,35 @@ class Grid(msgspec.Struct, frozen=True, omit_defaults=True):
     zero: int = -1
     axis: int = 0
     channels_last: bool = False
+    packed: Packed | None = None
+    is_turned: bool = False
+
+    def codes(self, stored: Array) -> Array:
+        """The codes that are stored, each an element."""
+        return self.packed.codes(stored) if self.packed is not None else stored
+
+    def decoded(self, array: Callable[[int], Array], record: int) -> npt.NDArray[np.float32]:
+        """The numbers that a record of codes stands for, in the axes of the float operator."""
+        codes = self.codes(array(record))
+        values = numbers(codes, *self.steps(array, codes.ndim))
+        if self.is_turned:
+            values = np.swapaxes(values, -1, -2)
+        return self.packed.plain(values) if self.packed is not None else values
+
+    def placed(self, weight: Array) -> Array:
+        """A float weight in the axes of its codes."""
+        if self.packed is not None:
+            return self.packed.blocks(weight)
+        return np.swapaxes(weight, -1, -2) if self.is_turned else weight
 
     def steps(self, array: Callable[[int], Array], rank: int) -> tuple[F64, F64]:
         """Returns (scale, zero point) in float64, shaped to broadcast over a tensor of this rank.
         array: returns the elements of a record.
         """
+        if self.packed is not None:
+            middle = np.full((1, 1, 1), 2.0 ** (self.packed.bits - 1))
+            zero = self.packed.each(array(self.zero)) if self.zero >= 0 else middle
+            return self.packed.each(array(self.scale[0])), zero
         scale = np.ones((), np.float64)
         for record in self.scale:
             scale = scale * _along(array(record), self.axis, rank)
@@ -159,8 +222,8 @@ def _along(values: Array, axis: int, rank: int) -> F64:
     wide: F64 = values.astype(np.float64)
     if wide.size == 1:
         return wide.reshape(())
-    if wide.ndim > 1 and wide.ndim == rank:
-        return wide
+    if wide.ndim > 1 and wide.ndim <= rank:  # of a first and a last axis
+        return wide.reshape(*wide.shape[:-1], *(1,) * (rank - wide.ndim), wide.shape[-1])
     shape = [1] * rank
     shape[axis % rank if rank else 0] = wide.size
     return wide.reshape(shape)

@@ -26,6 +26,7 @@ from whence.align.quantised.operands import (
     form_of,
     is_coded,
     operands,
+    packed,
     plain_type,
     triples,
 )
@@ -45,7 +46,6 @@ from whence.records.quantised import (
     Member,
     QuantisedLayer,
     Reread,
-    numbers,
 )
 from whence.records.slots import is_input, is_output, is_param, param_name
 
@@ -58,19 +58,18 @@ def applies(reference: Run, target: Run) -> bool:
     if not any(map(is_coded, nodes)):
         return False
     calls = [c for c in selected(reference.calls) if c.leaf and c.kind in _KINDS]
-    fused = {name for call in nodes for name in call.origins}
-    return any(call.program for call in calls) and _forms(calls, fused) != _forms(nodes, fused)
+    return any(call.program for call in calls) and _are_coded_otherwise(calls, nodes)
 
 
-def _forms(calls: Sequence[Call], fused: Collection[str]) -> list[tuple[str, str]]:
-    """(name, operator type) of the calls that work on codes, sorted, without fused ones: `fused`
-    names what they were made of.
+def _are_coded_otherwise(calls: Sequence[Call], nodes: Sequence[Call]) -> bool:
+    """Whether the nodes compute with codes elsewhere than the calls do, or in other operators.
+    Nodes that were fused from coded calls do not.
     """
-    return sorted(
-        (call.scope, call.op_type)
-        for call in calls
-        if is_coded(call) and not (call.origins or call.scope in fused)
-    )
+    own = {call.scope: call.op_type for call in calls if is_coded(call)}
+    coded = [node for node in nodes if is_coded(node)]
+    fused = {name for node in coded for name in node.origins}
+    plain = {node.scope: node.op_type for node in coded if not own.keys() & {*node.origins}}
+    return plain != {scope: kind for scope, kind in own.items() if scope not in fused}
 
 
 def joined(reference: Run, target: Run) -> Fused:
@@ -412,15 +411,15 @@ class DecodedRun(Over):
 
 def decoded(run: Run, made: Decoded) -> Array:
     """The numbers that a tensor of codes stands for, as float32. Raises ElementsMissing."""
-    array = run.array(made.source)
-    if made.is_coded:
-        array = numbers(array, *made.grid.steps(run.array, array.ndim))
+    array = made.grid.decoded(run.array, made.source) if made.is_coded else run.array(made.source)
     if made.grid.channels_last and array.ndim > 2:
         array = np.moveaxis(array, -1, 1)
     return np.array(array, dtype=np.float32, order="C")
 
 
 def _shape(shape: tuple[int, ...], grid: Grid) -> tuple[int, ...]:
+    if grid.packed is not None:
+        return grid.packed.columns, grid.packed.rows
     return (shape[0], shape[-1], *shape[1:-1]) if grid.channels_last and len(shape) > 2 else shape
 
 
@@ -680,6 +679,7 @@ class CodedValues:
             ref, scale, zero = (reads.get(k) for k in triple[:3])
             if ref is not None and scale is not None and self._are_codes(ref.record):
                 grid = self._grid(ref.record, (scale.record,), zero, axis)
+                grid = replace(grid, packed=packed(call), is_turned=form.is_turned)
                 coded.append(CodedOperand(triple.codes, ref, grid))
         bias = reads.get(form.bias)
         if bias is not None and len(coded) == 2 and self._are_codes(bias.record):

@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from whence.records import Call, Ref
 from whence.records.marks import taken_parameters
+from whence.records.quantised import Packed
 from whence.records.slots import input_name
 
 QUANTIZE = frozenset(("QuantizeLinear", "com.microsoft.QuantizeLinear"))
@@ -38,7 +39,8 @@ class Form(NamedTuple):
     reads: operands that are codes. makes: positions of (scale, zero point) of the result; None
     where the result is floating. bias: position of the integer bias, whose scale is the product of
     the scales of the first two operands; -1 for none. rounds: position of a float operand that the
-    node itself quantises to 8 bits by its range; -1 for none.
+    node itself quantises to 8 bits by its range; -1 for none. is_turned: whether the operator on
+    numbers has the last two axes of its weights in the other order.
     """
 
     kind: str
@@ -46,6 +48,7 @@ class Form(NamedTuple):
     makes: tuple[int, int] | None
     bias: int = -1
     rounds: int = -1
+    is_turned: bool = False
 
 
 _ONE = (Triple(0, 1, 2),)
@@ -64,6 +67,11 @@ _FORMS: Mapping[str, Form] = {
     "MatMulIntegerToFloat": Form("MatMul", (Triple(0, 2, 4), Triple(1, 3, 5, -1)), None),
     "DynamicQuantizeMatMul": Form("MatMul", (Triple(1, 2, 3, -1),), None, rounds=0),
     "DynamicQuantizeConv": Form("Conv", (Triple(1, 2, 3),), None, rounds=0),
+    "MatMulNBits": Form("MatMul", (Triple(1, 2, 3),), None),
+    "DynamicQuantizeLSTM": Form(
+        "LSTM", (Triple(1, 8, 9), Triple(2, 10, 11)), None, rounds=0, is_turned=True
+    ),
+    "QAttention": Form("com.microsoft.Attention", (Triple(0, 3, 6), Triple(1, 4, 7, -1)), None),
 }
 KEEPS = frozenset((
     "MaxPool", "Reshape", "Transpose", "Flatten", "Squeeze", "Unsqueeze", "Identity", "Slice",
@@ -113,6 +121,15 @@ def form_of(call: Call) -> Form | None:
 def is_coded(call: Call) -> bool:
     """Whether a node quantises numbers or computes with codes."""
     return plain_type(call) in MEASURE or form_of(call) is not None
+
+
+def packed(call: Call) -> Packed | None:
+    """How the weight of a node lies in bytes; None where it does not."""
+    if plain_type(call) != "MatMulNBits":
+        return None
+    bits = call.arguments.get("bits", 4)
+    rows, columns, block = (call.arguments[name] for name in ("N", "K", "block_size"))
+    return Packed(bits, block, rows, columns)
 
 
 def triples(call: Call, form: Form) -> Iterator[tuple[Triple, int]]:

@@ -189,9 +189,11 @@ class RegionJudge:
                 leaf.inputs or None,
                 lambda: self.errors.sight(slots),
                 is_whole=pair.call.parent == -1 and pair.call.leaf and pair.partner.leaf,
-                is_coded=pair.call.parent == -1 and self._is_coded_alone,
                 in_other_steps=evidence.in_other_steps,
             )
+            if verdict.verdict == VerdictKind.INTRODUCED and self._is_coded_alone:
+                words = f"{verdict.sentence}; the target computes with codes, whose loss is open"
+                verdict = verdict.withdrawn(VerdictKind.UNDETERMINED, words)
         return unless_drifted(verdict, evidence.drift)
 
     @functools.cached_property

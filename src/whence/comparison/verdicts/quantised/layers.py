@@ -34,6 +34,8 @@ _MAY_SATURATE = (
     "processors without VNNI add pairs of products of unsigned and signed codes in 16 bits, where "
     "they saturate: reduce_range=True (weights of 7 bits) or unsigned weights show whether it is"
 )
+_ROUND_INSIDE = frozenset(("DynamicQuantizeLSTM",))
+"""Nodes that quantise what they compute on the way."""
 _SAID = 1e-3
 """Share of saturated numbers from which on the verdict mentions them."""
 
@@ -108,7 +110,7 @@ class QuantisedLayers:
         if call.quantised is not None:
             # Codes on both sides: the reference's own parameters, as numbers, equal the target's.
             right = list(plain)
-        elif weights.all_face:
+        elif weights.all_face and not any(m.kind in _ROUND_INSIDE for m in layer.members):
             right = programs.right(call, layer, weights.values, rounds=True)
         produced = [self.target.array(ref.record) for ref in partner.slots("output")]
         outputs = [

@@ -87,7 +87,7 @@ class CodedParameters:
         """
         grid, array = weight.coded.grid, self.target.array
         assert grid is not None
-        codes = array(weight.coded.codes)
+        codes = grid.codes(array(weight.coded.codes))
         scale, zero = grid.steps(array, codes.ndim)
         if codes.ndim < 2:
             expected = None
@@ -95,20 +95,25 @@ class CodedParameters:
                 product = msgspec.structs.replace(grid, scale=weight.factors, zero=-1, axis=0)
                 expected = product.steps(array, codes.ndim)[0]
             return code_steps.bias_sentence(reference, codes, scale, zero, expected), None
-        scheme = Scheme(
-            dtypes.named(grid.dtype).bits,
-            "tensor" if scale.size == 1 else "channel",
-            0 if scale.size == 1 else grid.axis % codes.ndim,
-            symmetric=not zero.any(),
-        )
+        if grid.packed is not None:
+            scheme = Scheme(grid.packed.bits, "group", 0, grid.packed.block, grid.zero < 0)
+        elif scale.size == 1:
+            scheme = Scheme(dtypes.named(grid.dtype).bits, "tensor", symmetric=not zero.any())
+        else:
+            axis, bits = int(np.argmax(scale.shape)), dtypes.named(grid.dtype).bits
+            scheme = Scheme(bits, "channel", axis, symmetric=not zero.any())
         if reference is None or np.array_equal(reference, array(weight.coded.record)):
             return "", scheme
-        return _against(reference, codes, scale, zero, scheme), scheme
+        wide = grid.placed(reference)
+        if grid.packed is not None:  # behind the columns the bytes hold anything
+            codes = np.where(grid.packed.blocks(np.ones(reference.shape)) > 0, codes, zero)
+        return _against(wide, codes, scale, zero, scheme), scheme
 
 
 def _against(reference: Array, codes: Array, scale: F64, zero: F64, scheme: Scheme) -> str:
     """Describes what is wrong with a weight; "" when nothing is."""
-    stored = _stored(reference, codes, scale, zero, scheme)
+    rest = scale, zero, scheme
+    stored = _stored(reference, codes, *rest)
     checked = quantised_weights.check(reference, stored)
     if not checked.sentence:
         return ""
@@ -121,6 +126,10 @@ def _against(reference: Array, codes: Array, scale: F64, zero: F64, scheme: Sche
         along = _stored(reference, codes, scale.reshape(shape), turned, scheme)
         if not quantised_weights.check(reference, along).sentence:
             return f"the scales are taken along axis {scheme.axis}, and are those of axis {axis}"
+    if scheme.bits == 4 and codes.shape[-1] % 2 == 0:
+        turned = codes.reshape(*codes.shape[:-1], -1, 2)[..., ::-1].reshape(codes.shape)
+        if not quantised_weights.check(reference, _stored(reference, turned, *rest)).sentence:
+            return "the two codes of each byte are swapped"
     return checked.sentence
 
 
