@@ -14,6 +14,7 @@ from msgspec.structs import replace
 
 from whence import dtypes
 from whence.align.call_sites import match_roots, selected, step_of
+from whence.align.calls.facing_tensors import facing
 from whence.align.calls.fused_operators import VALUES, Fused
 from whence.align.calls.joined_programs import with_joined_program
 from whence.align.calls.whole_calls import whole_call
@@ -87,6 +88,12 @@ def joined(reference: Run, target: Run) -> Fused:
     new_reference, ids = side.with_layers(parts)
     new_target, other_ids = other.with_layers(other_parts)
     new_target = faced(new_reference, ids, new_target, other_ids)
+    plain = [
+        (a, b)
+        for a, b in zip(ids, other_ids, strict=True)
+        if not (new_reference.calls[a].quantised or new_target.calls[b].quantised)
+    ]
+    new_reference, new_target = facing(new_reference, new_target, plain)
     coded = sum(new_target.calls[b].quantised is not None for b in other_ids)
     notes = (
         f"{coded} calls of the target compute with codes: what both compute between values that "
