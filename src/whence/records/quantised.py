@@ -45,10 +45,11 @@ class Packed(msgspec.Struct, frozen=True):
         return values.reshape(self.rows, -1)[:, : self.columns].T
 
     def blocks(self, weight: Array) -> F64:
-        """A weight [columns, rows] as its codes lie, zero behind the columns."""
+        """A weight [columns, rows] as its codes lie; behind the columns the last byte again."""
+        last = 2 - self.columns % 2
+        behind = self.columns - last + np.arange(-self.columns % self.block) % last
         rows = weight.T.astype(np.float64)
-        padded = np.pad(rows, ((0, 0), (0, -self.columns % self.block)))
-        return padded.reshape(self.rows, -1, self.block)
+        return np.concatenate([rows, rows[:, behind]], 1).reshape(self.rows, -1, self.block)
 
     def _fields(self, packed: Array) -> Array:
         shifts = np.arange(0, 8, self.bits, dtype=np.uint8)
@@ -78,13 +79,16 @@ class Grid(msgspec.Struct, frozen=True, omit_defaults=True):
         """The codes that are stored, each an element."""
         return self.packed.codes(stored) if self.packed is not None else stored
 
-    def decoded(self, array: Callable[[int], Array], record: int) -> npt.NDArray[np.float32]:
+    def decoded(self, array: Callable[[int], Array], record: int) -> Array:
         """The numbers that a record of codes stands for, in the axes of the float operator."""
         codes = self.codes(array(record))
-        values = numbers(codes, *self.steps(array, codes.ndim))
-        if self.is_turned:
-            values = np.swapaxes(values, -1, -2)
-        return self.packed.plain(values) if self.packed is not None else values
+        return self.plain(numbers(codes, *self.steps(array, codes.ndim)))
+
+    def plain(self, values: Array) -> Array:
+        """What lies as the codes do, in the axes of the float operator."""
+        if self.packed is not None:
+            return self.packed.plain(values)
+        return np.swapaxes(values, -1, -2) if self.is_turned else values
 
     def placed(self, weight: Array) -> Array:
         """A float weight in the axes of its codes."""

@@ -6,7 +6,7 @@ where they differ.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -14,15 +14,18 @@ import numpy as np
 from msgspec.structs import replace
 
 from whence import judge
+from whence.align.quantised.layers import CodedValues
 from whence.comparison.onnx_files import weights
 from whence.comparison.onnx_files.answer import is_onnx_file
 from whence.comparison.onnx_files.graph import Weight, of_file
-from whence.comparison.onnx_files.normal_form import decoded
 from whence.comparison.onnx_files.weights import State
-from whence.dtypes import is_floating
+from whence.comparison.verdicts.quantised.weights import checked_codes
+from whence.dtypes import Array, is_floating
+from whence.errors import ElementsMissing
 from whence.frameworks import host
+from whence.judge.policy import Scheme
 from whence.records import Run
-from whence.records.slots import param_name
+from whence.records.slots import is_param, param_name
 from whence.results import FacedWeight, WeightMap
 
 _CLOSE = 0.1
@@ -40,11 +43,16 @@ _ALIGNED = 1 - 1e-6  # cosine of rows of which one is a multiple of the other
 
 
 class Held(NamedTuple):
-    """A weight of a run. call: the module or node that has it. name: there."""
+    """A weight of a run. call: the module or node that has it. name: there. wrong: of one that is
+    stored as codes, what is wrong with them against a float weight in its axes, "" for nothing, and
+    the scheme. scales: names of its scales and zero points.
+    """
 
     call: str
     name: str
     weight: Weight
+    wrong: Callable[[Array], tuple[str, Scheme]] | None = None
+    scales: tuple[str, ...] = ()
 
     @property
     def full(self) -> str:
@@ -96,18 +104,37 @@ def held_by(run: Run) -> list[Held]:
 
 
 def _of_graph(run: Run) -> list[Held]:
+    held = {one.name: one for one in _of_codes(run)}
     graph = of_file(run)
-    held: dict[str, Held] = {}
     for node in graph.nodes:
-        codes = decoded(graph, node) if "DequantizeLinear" in node.op_type else None
-        if codes is not None:
-            held.setdefault(codes.name, Held(node.name, codes.name, codes))
-            continue
         for value in node.inputs:
             weight = graph.weights.get(value)
             if weight is not None and is_floating(weight.dtype) and len(weight.shape):
                 held.setdefault(value, Held(node.name, value, weight))
-    return list(held.values())
+    scales = {name for one in held.values() for name in one.scales}
+    return [one for one in held.values() if one.name not in scales]
+
+
+def _of_codes(run: Run) -> Iterator[Held]:
+    """What the codes of weights stand for, in the axes of the float operator."""
+    values = CodedValues(run, run.calls)
+    for call in run.calls:
+        names = {ref.record: param_name(ref.slot) for ref in call.slots("param")}
+        for _, ref, grid in values.operands(call):
+            if not is_param(ref.slot) or len(run.records[ref.record].shape) < _SQUARE:
+                continue
+            try:
+                codes = grid.codes(run.array(ref.record))
+                step = grid.plain(
+                    np.broadcast_to(grid.steps(run.array, codes.ndim)[0], codes.shape)
+                )
+            except (ElementsMissing, ValueError):
+                continue
+            load = partial(grid.decoded, run.array, ref.record)
+            weight = Weight(names[ref.record], "float32", step.shape, load, np.abs(step), "decoded")
+            wrong = partial(checked_codes, grid=grid, array=run.array, record=ref.record)
+            scales = tuple(names[r] for r in (*grid.scale, grid.zero) if r in names)
+            yield Held(call.scope, weight.name, weight, wrong, scales)
 
 
 class _Facing:
@@ -121,7 +148,10 @@ class _Facing:
     def pairs(self) -> list[FacedWeight]:
         """Every pair; pieces of one weight of the reference one after another."""
         out: dict[int, list[FacedWeight]] = defaultdict(list)
-        for rule in (self._by_elements, self._by_rows, self._by_name, self._by_likeness):
+        rules = (
+            self._by_elements, self._by_rows, self._by_name, self._by_likeness, self._by_shape,
+        )  # fmt: skip
+        for rule in rules:
             for a, b, dims in rule():
                 out[id(a)].append(self._pair(a, b, dims))
                 self.faced |= {id(a), id(b)}
@@ -143,13 +173,17 @@ class _Facing:
         if step is not None:
             whole = np.broadcast_to(step, b.weight.shape)
             shown.step = whole.T if dims == "x.T" else whole if not dims else None
-        compared = weights.compare(a.weight, shown)
+        compared, why = weights.compare(a.weight, shown), ""
+        if b.wrong is not None and dims in ("", "x.T") and (own := self._of(a)):
+            why, scheme = b.wrong(own[0].array.T if dims else own[0].array)
+            compared = compared._replace(state=State.DIFFERS if why else State.CODES)
+            why = why or str(scheme)
         state = _STATES.get(compared.state, "differs")
-        if state == "differs" and _is_scaled(self._of(a), array):
+        if state == "differs" and not why and _is_scaled(self._of(a), array):
             state = "scaled"
         return FacedWeight(
             a.call, a.name, b.call, b.name, dims, a.weight.shape, b.weight.shape, state,
-            None if state == "not compared" else compared.rel_l2,
+            None if state == "not compared" else compared.rel_l2, why=why,
         )  # fmt: skip
 
     def _of(self, held: Held) -> list[_View]:
@@ -274,6 +308,22 @@ class _Facing:
                 out.append((a, others[k], dims))
                 used.add(id(others[k]))
         return out
+
+    def _by_shape(self) -> list[tuple[Held, Held, str]]:
+        """Codes that are like nothing: of the only weight that is left of their shape, or of the
+        only one whose name theirs begins with.
+        """
+        own, others = self._free()
+        out: dict[int, tuple[Held, Held, str]] = {}
+        for b in (other for other in others if other.wrong is not None):
+            fits = [
+                (a, v.dims) for a in own for v in self._of(b) if v.array.shape == a.weight.shape
+            ]
+            fits = list({id(a): (a, dims) for a, dims in reversed(fits)}.values())
+            named = [(a, dims) for a, dims in fits if b.name.startswith(a.full)]
+            for a, dims in named or fits if len(named or fits) == 1 else ():
+                out.setdefault(id(a), (a, b, dims))
+        return list(out.values())
 
 
 def _views(array: np.ndarray[Any, Any]) -> list[_View]:

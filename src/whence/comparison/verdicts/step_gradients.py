@@ -393,6 +393,8 @@ class StepGradients:
         pair = self._paired.slot(verdict.pair, verdict.slot) if verdict.slot else None
         if pair is None or verdict.verdict not in GUILTY:
             return True
+        if (pair.reference_record, pair.target_record) not in self._paired.measured:
+            return True
         call, error = self._paired.pair(verdict.pair).call, self._errors.of(pair)
         # Given other rows, a call may leave what the reference does, and not what its replay does.
         figure = self._replays.figures.get(call.id, {}).get(verdict.slot)

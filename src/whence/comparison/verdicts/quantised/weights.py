@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 
 import msgspec
@@ -15,7 +15,7 @@ from whence.judge.limits import U32
 from whence.judge.policy import Scheme
 from whence.judge.stored_codes import Stored
 from whence.records import Call, Run
-from whence.records.quantised import F64, CodedWeight, QuantisedLayer
+from whence.records.quantised import F64, CodedWeight, Grid, QuantisedLayer
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,19 +95,31 @@ class CodedParameters:
                 product = msgspec.structs.replace(grid, scale=weight.factors, zero=-1, axis=0)
                 expected = product.steps(array, codes.ndim)[0]
             return code_steps.bias_sentence(reference, codes, scale, zero, expected), None
-        if grid.packed is not None:
-            scheme = Scheme(grid.packed.bits, "group", 0, grid.packed.block, grid.zero < 0)
-        elif scale.size == 1:
-            scheme = Scheme(dtypes.named(grid.dtype).bits, "tensor", symmetric=not zero.any())
-        else:
-            axis, bits = int(np.argmax(scale.shape)), dtypes.named(grid.dtype).bits
-            scheme = Scheme(bits, "channel", axis, symmetric=not zero.any())
-        if reference is None or np.array_equal(reference, array(weight.coded.record)):
-            return "", scheme
-        wide = grid.placed(reference)
-        if grid.packed is not None:  # behind the columns the bytes hold anything
-            codes = np.where(grid.packed.blocks(np.ones(reference.shape)) > 0, codes, zero)
-        return _against(wide, codes, scale, zero, scheme), scheme
+        if reference is not None and np.array_equal(reference, array(weight.coded.record)):
+            reference = None
+        return checked_codes(reference, grid, array, weight.coded.codes)
+
+
+def checked_codes(
+    reference: Array | None, grid: Grid, array: Callable[[int], Array], record: int
+) -> tuple[str, Scheme]:
+    """(what is wrong with the codes of a weight, "" when nothing is, their scheme). reference: the
+    float weight, None where it is not known. array: returns the elements of a record.
+    """
+    codes = grid.codes(array(record))
+    scale, zero = grid.steps(array, codes.ndim)
+    if grid.packed is not None:
+        scheme = Scheme(grid.packed.bits, "group", 0, grid.packed.block, grid.zero < 0)
+    elif scale.size == 1:
+        scheme = Scheme(dtypes.named(grid.dtype).bits, "tensor", symmetric=not zero.any())
+    else:
+        axis, bits = int(np.argmax(scale.shape)), dtypes.named(grid.dtype).bits
+        scheme = Scheme(bits, "channel", axis, symmetric=not zero.any())
+    if reference is None:
+        return "", scheme
+    if grid.packed is not None:  # behind the columns the bytes hold anything
+        codes = grid.packed.blocks(grid.packed.plain(codes))
+    return _against(grid.placed(reference), codes, scale, zero, scheme), scheme
 
 
 def _against(reference: Array, codes: Array, scale: F64, zero: F64, scheme: Scheme) -> str:
