@@ -369,3 +369,26 @@ def test_a_warm_up_call_is_told_by_what_comes_in_once_rounded(seen):
     found = align(run(100), run(50, seen, dtype=np.float16))
     is_moved = any("of the target are moved by -1" in note for note in found.plan.notes)
     assert is_moved == (seen == 100)
+
+
+def test_a_fused_call_keeps_what_it_was_fused_of_where_another_call_has_its_name():
+    """A softmax written out, and a cast of its name behind it, against a softmax; where another name
+    is called more often on one side, the order of all calls is asked.
+    """
+    node = {"kind": "operator", "parent": 0}
+    apart, whole = Building("made", "test"), Building("made", "test")
+    for building in (apart, whole):
+        building.call("")
+    tensors = [numbers(k) for k in range(4)]
+    x, exp, made, cast = map(apart.array, tensors)
+    apart.call("exp", inputs=[x], outputs=[exp], origins=("softmax",), op_type="Exp", **node)
+    apart.call("softmax", inputs=[exp], outputs=[made], origins=("softmax",), op_type="Div", **node)
+    apart.call("softmax", inputs=[made], outputs=[cast], op_type="Cast", **node)
+    apart.call("pad", inputs=[cast], outputs=[apart.array(numbers(5))], op_type="Pad", **node)
+    apart.call("pad", inputs=[cast], outputs=[apart.array(numbers(6))], op_type="Pad", **node)
+    x, made = whole.array(tensors[0]), whole.array(tensors[3])
+    whole.call("softmax", inputs=[x], outputs=[made], op_type="Softmax", **node)
+    whole.call("pad", inputs=[made], outputs=[whole.array(numbers(5))], op_type="Pad", **node)
+    found = align(apart.run(), whole.run())
+    (pair,) = (p for p in found.plan.pairs if found.target.calls[p.target].op_type == "Softmax")
+    assert found.reference.calls[pair.reference].scope == "exp+softmax"

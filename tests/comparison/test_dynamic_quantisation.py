@@ -198,3 +198,17 @@ def test_what_layers_cost_is_of_all_steps(folder, tmp_path):
     assert {(cost.calls, cost.steps) for cost in result.layer_costs} == {(3, 3)}
     first = {c.name: c.explains for c in whence.compare(folder / "dense", target).layer_costs}
     assert all(abs(c.explains - first[c.name]) > 1e-6 for c in result.layer_costs)
+
+
+def test_nodes_that_were_fused_of_coded_ones_are_paired_by_what_they_state(tmp_path):
+    """Of one file of codes, run with optimisations and without, nothing was quantised between."""
+    from whence.align.quantised import layers
+
+    path = quantised(dense(tmp_path / "float.onnx"), tmp_path / "int8.onnx", "unsigned")
+    folders = [
+        captured(path, tmp_path / level, f"ORT_{level}") for level in ("DISABLE_ALL", "ENABLE_ALL")
+    ]
+    off, optimised = map(whence.open_run, folders)
+    assert any(c.op_type.endswith("DynamicQuantizeMatMul") and c.origins for c in optimised.calls)
+    assert not layers.applies(off, optimised)
+    assert whence.compare(*folders).status == "same"

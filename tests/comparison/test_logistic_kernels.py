@@ -72,3 +72,21 @@ def test_an_input_that_is_cut_off_sooner_is_a_fault(tmp_path, cut):
     result = compared(tmp_path, True, -20.0, cut)
     assert result.status == "different"
     assert result.findings[0].name.split("+")[0] == "act"
+
+
+@pytest.mark.parametrize(("low", "expected"), [(-30.0, 1.0), (0.0, 0.0)])
+def test_a_result_below_the_rounding_of_one_is_known_to_be_rounding(tmp_path, low, expected):
+    from whence.comparison.programs.onnx_attributes import with_node_programs
+    from whence.comparison.replays.side import ReplaySource
+
+    options = ort.SessionOptions()
+    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
+    session = ort.InferenceSession(
+        exported(gated=False).SerializeToString(), options, providers=["CPUExecutionProvider"]
+    )
+    with whence.capture(session, str(tmp_path / "run")):
+        session.run(None, {"x": X + np.float32(low)})
+    run = with_node_programs(whence.open_run(tmp_path / "run"))
+    (made,) = (c.slots("output")[0].record for c in run.calls if c.op_type == "Sigmoid")
+    own = ReplaySource(run).own_error(made)
+    assert own == pytest.approx(expected, abs=0.5 if expected else 1e-5)

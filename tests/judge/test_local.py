@@ -216,6 +216,9 @@ def test_one_element_is_measured_again_where_one_draw_said_too_little():
         once.structure,
         max(many.parts().values()),
     )
+    # a sum of many terms, in order, may be as many times as far off
+    sums = judge.steadier(once, y, r, [w, *copies], 400)
+    assert sums.z == pytest.approx(min(once.z, many.z / (2 * 0.3 * 400**0.5)))
     wrong = (r * 1.01).astype(np.float32)
     assert judge.steadier(judge.local(wrong, r, w), wrong, r, [w, *copies], 1) == judge.local(
         wrong, r, w

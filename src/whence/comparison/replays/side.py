@@ -405,7 +405,7 @@ class ReplaySource:
             recorded = self.run.array(record).astype(np.float64)
         except (ReplayRefused, ElementsMissing):
             return 0.0
-        size = float(np.linalg.norm(recorded))
+        size = float(np.linalg.norm(wide))
         return float(np.linalg.norm(recorded - wide)) / size if size else 0.0
 
     def _confirm(self, call: Call, loaded: Any) -> tuple[str, float]:

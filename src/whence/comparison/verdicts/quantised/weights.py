@@ -118,7 +118,8 @@ def checked_codes(
     if reference is None:
         return "", scheme
     if grid.packed is not None:  # behind the columns the bytes hold anything
-        codes = grid.packed.blocks(grid.packed.plain(codes))
+        wide: Array = grid.packed.blocks(grid.packed.plain(codes))
+        return _against(grid.placed(reference), wide, scale, zero, scheme), scheme
     return _against(grid.placed(reference), codes, scale, zero, scheme), scheme
 
 
