@@ -15,9 +15,11 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from whence import dtypes
 from whence.dtypes import Array
 from whence.judge.error_structure import norm
 from whence.judge.limits import (
+    U32,
     WEIGHT_FEW_SCALES,
     WEIGHT_FREE_CODES,
     WEIGHT_RULE_AGREES,
@@ -25,6 +27,7 @@ from whence.judge.limits import (
 )
 from whence.judge.policy import Scheme
 from whence.judge.stored_codes import F64, Bools, Stored
+from whence.records.quantised import Grid
 
 _SHIFTS = (1, -1, 2, -2, 3, -3, 4, -4)
 
@@ -345,3 +348,56 @@ def _codes_said(w: F64, t: F64, stored: Stored, beyond: Bools, count: int) -> st
 def looks_like(stored: Stored, checked: Checked) -> Scheme:
     """The scheme that a user would declare for a weight as it is stored."""
     return replace(stored.scheme, rounding="free" if checked.free else "nearest")
+
+
+def checked_codes(
+    reference: Array | None, grid: Grid, array: Callable[[int], Array], record: int
+) -> tuple[str, Scheme]:
+    """(what is wrong with the codes of a weight, "" when nothing is, their scheme). reference: the
+    float weight, None where it is not known. array: returns the elements of a record.
+    """
+    codes = grid.codes(array(record))
+    scale, zero = grid.steps(array, codes.ndim)
+    if grid.packed is not None:
+        scheme = Scheme(grid.packed.bits, "group", 0, grid.packed.block, grid.zero < 0)
+    elif scale.size == 1:
+        scheme = Scheme(dtypes.named(grid.dtype).bits, "tensor", symmetric=not zero.any())
+    else:
+        axis, bits = int(np.argmax(scale.shape)), dtypes.named(grid.dtype).bits
+        scheme = Scheme(bits, "channel", axis, symmetric=not zero.any())
+    if reference is None:
+        return "", scheme
+    if grid.packed is not None:  # behind the columns the bytes hold anything
+        wide: Array = grid.packed.blocks(grid.packed.plain(codes))
+        return _against(grid.placed(reference), wide, scale, zero, scheme), scheme
+    return _against(grid.placed(reference), codes, scale, zero, scheme), scheme
+
+
+def _against(reference: Array, codes: Array, scale: F64, zero: F64, scheme: Scheme) -> str:
+    """Describes what is wrong with a weight; "" when nothing is."""
+    rest = scale, zero, scheme
+    stored = _stored(reference, codes, *rest)
+    checked = check(reference, stored)
+    if not checked.sentence:
+        return ""
+    for axis in range(codes.ndim):
+        if scale.size < 2 or axis == scheme.axis or codes.shape[axis] != scale.size:
+            continue
+        shape = [1] * codes.ndim
+        shape[axis] = scale.size
+        turned = zero.reshape(shape) if zero.size > 1 else zero
+        along = _stored(reference, codes, scale.reshape(shape), turned, scheme)
+        if not check(reference, along).sentence:
+            return f"the scales are taken along axis {scheme.axis}, and are those of axis {axis}"
+    if scheme.bits == 4 and codes.shape[-1] % 2 == 0:
+        turned = codes.reshape(*codes.shape[:-1], -1, 2)[..., ::-1].reshape(codes.shape)
+        if not check(reference, _stored(reference, turned, *rest)).sentence:
+            return "the two codes of each byte are swapped"
+    return checked.sentence
+
+
+def _stored(reference: Array, codes: Array, scale: F64, zero: F64, scheme: Scheme) -> Stored:
+    rank = codes.ndim
+    s, z = (x.reshape((1,) * rank) if x.ndim != rank else x for x in (scale, zero))
+    wide = codes.astype(np.float64)
+    return Stored(reference.shape, wide, s, z, scheme, U32, ("codes",))

@@ -19,11 +19,11 @@ from whence.comparison.onnx_files import weights
 from whence.comparison.onnx_files.answer import is_onnx_file
 from whence.comparison.onnx_files.graph import Weight, of_file
 from whence.comparison.onnx_files.weights import State
-from whence.comparison.verdicts.quantised.weights import checked_codes
 from whence.dtypes import Array, is_floating
 from whence.errors import ElementsMissing
 from whence.frameworks import host
 from whence.judge.policy import Scheme
+from whence.judge.quantised_weights import checked_codes
 from whence.records import Run
 from whence.records.slots import is_param, param_name
 from whence.results import FacedWeight, WeightMap
