@@ -390,8 +390,8 @@ def _against(reference: Array, codes: Array, scale: F64, zero: F64, scheme: Sche
         if not check(reference, along).sentence:
             return f"the scales are taken along axis {scheme.axis}, and are those of axis {axis}"
     if scheme.bits == 4 and codes.shape[-1] % 2 == 0:
-        turned = codes.reshape(*codes.shape[:-1], -1, 2)[..., ::-1].reshape(codes.shape)
-        if not check(reference, _stored(reference, turned, *rest)).sentence:
+        swapped: Array = codes.reshape(*codes.shape[:-1], -1, 2)[..., ::-1].reshape(codes.shape)
+        if not check(reference, _stored(reference, swapped, *rest)).sentence:
             return "the two codes of each byte are swapped"
     return checked.sentence
 
