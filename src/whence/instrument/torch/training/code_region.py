@@ -103,7 +103,6 @@ class CodeRegion:
         thread.busy = True
         try:
             with self._frames.lock, NoFunctions():
-                number, edge, _ = self._registry.record_of(tensor, slot, call)
-                return Ref(slot, number, edge)
+                return self._registry.ref_of(tensor, slot, call)
         finally:
             thread.busy = False

@@ -21,6 +21,7 @@ import torch
 
 from whence.frameworks.torch_arrays import NAMES, tensors_in
 from whence.instrument.call_frames import CallFrames
+from whence.instrument.guard import put_back
 from whence.instrument.session import Session
 from whence.instrument.torch.list_operators import UNSCALES
 from whence.instrument.torch.operand_table import layout
@@ -258,7 +259,7 @@ class GradientChanges:
         self._norm: tuple[Any, float] = None, 0.0
         # (key, program) of the last step: most steps do the same as the one before.
         self._last: tuple[Any, Recording] = None, Recording(None, [], "")
-        self._undo: list[Callable[[], None]] = []
+        self._undo: list[tuple[Any, str, Any, Any]] = []
 
     # ---- settings of clipping
 
@@ -292,12 +293,7 @@ class GradientChanges:
             return out
 
         setattr(module, name, wrapper)
-
-        def undo() -> None:
-            if getattr(module, name) is wrapper:
-                setattr(module, name, previous)
-
-        self._undo.append(undo)
+        self._undo.append((module, name, wrapper, previous))
 
     def _norm_of(self, given: dict[str, Any], norm: Any) -> None:
         self._norm = norm, float(given.get("norm_type", 2.0))
@@ -316,8 +312,7 @@ class GradientChanges:
 
     def remove(self) -> None:
         """Restore the wrapped functions, except those that another tool has wrapped."""
-        while self._undo:
-            self._undo.pop()()
+        put_back(self._undo)
         self.clear()
         self._left.clear()
 
@@ -377,8 +372,7 @@ class GradientChanges:
         seen, followed = _Changed(keep=self._session.elements_on), []
         for slot, setting in ((GRAD_SCALE, scale), (FOUND_INF, found_inf)):
             if setting is not None:
-                number, edge, _ = self._registry.record_of(setting, slot, seen)
-                self._beside[slot] = Ref(slot, number, edge)
+                self._beside[slot] = self._registry.ref_of(setting, slot, seen)
         for parameter in parameters:
             if (left := self._left_of(parameter)) is not None:
                 record, _, _ = self._registry.record_of(parameter.grad, "output.grad", seen)
@@ -459,11 +453,11 @@ class GradientChanges:
         outputs, made, kept = [], [], {}
         code = self._recorded()
         for slot, (left, gradient) in known.items():
-            record, edge, _ = self._registry.record_of(gradient, slot, changed)
-            outputs.append(Ref(slot, record, edge))
+            ref = self._registry.ref_of(gradient, slot, changed)
+            outputs.append(ref)
             if code.has_made(left.path, gradient):
                 made.append((slot, gradient))
-            elif self._is_kept(left, record):
+            elif self._is_kept(left, ref.record):
                 kept[left.path] = left.dtype
         recording = Recording(None, [], self._writer.unwanted or _UNRECORDED)
         if not self._writer.unwanted:

@@ -163,7 +163,8 @@ class GradientHooks:
         self._reads: dict[int, dict[Edge, str]] = {}
         self._shares: dict[tuple[int, Edge], _Share] = {}
         self._senders: dict[Edge, list[tuple[Any, int]]] = {}
-        self._walk(roots)
+        for node, followers in nodes_behind(roots):
+            self._look_at(node, followers)
         self._separate_inner_uses()
         for node, hook in self._hooks.items():
             self._handles.append(node.register_hook(self._listening(hook)))
@@ -175,19 +176,6 @@ class GradientHooks:
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
-
-    def _walk(self, roots: Iterable[Any]) -> None:
-        """Visit every node of the graph behind these tensors once."""
-        todo = [root.grad_fn for root in roots if root.grad_fn is not None]
-        visited = set(todo)
-        while todo:
-            node = todo.pop()
-            followers = node.next_functions
-            for follower, _ in followers:
-                if follower is not None and follower not in visited:
-                    visited.add(follower)
-                    todo.append(follower)
-            self._look_at(node, followers)
 
     def _hook_of(self, node: Any) -> _NodeHook:
         hook = self._hooks.get(node)
@@ -262,3 +250,19 @@ def tensors_to_start_from(tensors: Any) -> list[Any]:
     if isinstance(tensors, torch.Tensor):
         return [tensors]
     return [t for t in tensors or () if isinstance(t, torch.Tensor)]
+
+
+def nodes_behind(roots: Iterable[Any]) -> Iterator[tuple[Any, Any]]:
+    """Every node of the graph behind these tensors once, and the nodes that it passes gradients to
+    (node, number of its input).
+    """
+    todo = [root.grad_fn for root in roots if root.grad_fn is not None]
+    visited = set(todo)
+    while todo:
+        node = todo.pop()
+        followers = node.next_functions
+        for follower, _ in followers:
+            if follower is not None and follower not in visited:
+                visited.add(follower)
+                todo.append(follower)
+        yield node, followers

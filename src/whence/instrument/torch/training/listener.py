@@ -46,6 +46,7 @@ from whence.instrument.torch.training.gradient_hooks import (
     Gradient,
     GradientHooks,
     SeenGradients,
+    nodes_behind,
     tensors_to_start_from,
 )
 from whence.instrument.torch.training.gradient_sums import GradientsBefore, GradientSums
@@ -1095,22 +1096,9 @@ def _without_graph(calls: Iterable[ForwardCall | None]) -> Iterator[ForwardCall]
             yield from _without_graph(call.children)
 
 
-def _nodes_behind(roots: Iterable[Any]) -> Iterator[Any]:
-    """Every node of the graph behind these tensors, once."""
-    todo = [root.grad_fn for root in roots if root.grad_fn is not None]
-    visited = set(todo)
-    while todo:
-        node = todo.pop()
-        yield node
-        for follower, _ in node.next_functions:
-            if follower is not None and follower not in visited:
-                visited.add(follower)
-                todo.append(follower)
-
-
 def _inputs_behind(roots: Iterable[Any]) -> Iterator[int]:
     """Identities of the leaves of a graph that are not parameters."""
-    for node in _nodes_behind(roots):
+    for node, _ in nodes_behind(roots):
         leaf = getattr(node, "variable", None)
         if leaf is not None and not isinstance(leaf, torch.nn.Parameter):
             yield id(leaf)
@@ -1123,13 +1111,13 @@ def _shared_casts(roots: Sequence[Any], owners: NodeOwners) -> set[Any]:
     inputs = set(_inputs_behind(roots))
     casts = {
         node: owners.of(node._sequence_nr())
-        for node in _nodes_behind(roots)
+        for node, _ in nodes_behind(roots)
         if type(node).__name__ == _CAST
         and any(id(getattr(leaf, "variable", None)) in inputs for leaf, _ in node.next_functions)
     }
     return {
         follower
-        for node in (_nodes_behind(roots) if casts else ())
+        for node, _ in (nodes_behind(roots) if casts else ())
         for follower, _ in node.next_functions
         if follower in casts and owners.of(node._sequence_nr()) is not casts[follower]
     }

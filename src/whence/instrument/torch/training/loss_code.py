@@ -269,8 +269,7 @@ class LossCode:
             edges = part.input_edges
             part.input_edges = [(s, edge) for s, edge in edges if loss.has_model_returned(edge)]
         for slot, tensor in results:
-            number, edge, _ = self._registry.record_of(tensor, slot, part)
-            part.refs.append(Ref(slot, number, edge))
+            part.refs.append(self._registry.ref_of(tensor, slot, part))
         self._write(part, program, no_program)
         return ForwardCall(part, next_node(), program)
 
