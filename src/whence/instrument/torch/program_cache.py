@@ -26,7 +26,7 @@ from whence.instrument.torch.program_recorder import Recorder, Recording
 from whence.instrument.torch.random_draws import DrawListener
 from whence.instrument.torch.tensor_content import StorageRef, storage_ref
 from whence.instrument.torch.tensor_identity import TensorRegistry
-from whence.records import Program
+from whence.records import Program, Ref
 from whence.records.slots import DRAWN
 
 # Number of identical programs in a row after which further extents of a family are not recorded.
@@ -275,7 +275,8 @@ class ProgramCache:
             with self._frames.lock, NoFunctions():
                 slot = f"{prefix}{frame.draws}"
                 frame.draws += 1
-                frame.refs.append(self._registry.ref_of(tensor, slot, frame))
+                number, edge, _ = self._registry.record_of(tensor, slot, frame)
+                frame.refs.append(Ref(slot, number, edge))
                 return slot
         finally:
             thread.busy = busy
@@ -297,7 +298,8 @@ class ProgramCache:
                 if (hung := hanging.get(place)) is not None:
                     slot = hung[0]
                     frame.reads.append(slot)
-                    frame.refs.append(self._registry.ref_of(tensor, slot, frame))
+                    number, edge, _ = self._registry.record_of(tensor, slot, frame)
+                    frame.refs.append(Ref(slot, number, edge))
                     return slot
                 held = frame.held
                 if held is None:
@@ -316,7 +318,8 @@ class ProgramCache:
         """Treat a tensor of a module below as a parameter of this call's module from now on."""
         frame.code = None  # modules of its code have no such parameter
         entry = HeldTensor(slot, tensor, home_of(frame.module, slot[6:]))
-        entry.last_ref = self._registry.ref_of(tensor, slot, frame, parameter=True)
+        number, edge, _ = self._registry.record_of(tensor, slot, frame, parameter=True)
+        entry.last_ref = Ref(slot, number, edge)
         entry.version = None if tensor.is_inference() else tensor._version
         entry.remember(tensor)
         frame.refs.append(entry.last_ref)
@@ -329,7 +332,8 @@ class ProgramCache:
             return
         for prefix, holder in frame.objects:
             if slot.startswith(prefix) and (tensor := holder.get(slot[len(prefix) :])) is not None:
-                frame.refs.append(self._registry.ref_of(tensor, slot, frame))
+                number, edge, _ = self._registry.record_of(tensor, slot, frame)
+                frame.refs.append(Ref(slot, number, edge))
                 return
 
     def program_of(self, frame: ModuleFrame, error: str) -> tuple[str, str]:

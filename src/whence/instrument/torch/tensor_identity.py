@@ -132,11 +132,6 @@ class TensorRegistry:
         self._live.clear()
         self._known.clear()
 
-    def ref_of(self, tensor: Any, slot: str, frame: Sighter, *, parameter: bool = False) -> Ref:
-        """A tensor as part of a call; arguments as for `record_of`."""
-        number, edge, _ = self.record_of(tensor, slot, frame, parameter=parameter)
-        return Ref(slot, number, edge)
-
     def record_of(
         self,
         tensor: Any,

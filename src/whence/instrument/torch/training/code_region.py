@@ -103,6 +103,7 @@ class CodeRegion:
         thread.busy = True
         try:
             with self._frames.lock, NoFunctions():
-                return self._registry.ref_of(tensor, slot, call)
+                number, edge, _ = self._registry.record_of(tensor, slot, call)
+                return Ref(slot, number, edge)
         finally:
             thread.busy = False

@@ -372,7 +372,8 @@ class GradientChanges:
         seen, followed = _Changed(keep=self._session.elements_on), []
         for slot, setting in ((GRAD_SCALE, scale), (FOUND_INF, found_inf)):
             if setting is not None:
-                self._beside[slot] = self._registry.ref_of(setting, slot, seen)
+                number, edge, _ = self._registry.record_of(setting, slot, seen)
+                self._beside[slot] = Ref(slot, number, edge)
         for parameter in parameters:
             if (left := self._left_of(parameter)) is not None:
                 record, _, _ = self._registry.record_of(parameter.grad, "output.grad", seen)
@@ -453,11 +454,11 @@ class GradientChanges:
         outputs, made, kept = [], [], {}
         code = self._recorded()
         for slot, (left, gradient) in known.items():
-            ref = self._registry.ref_of(gradient, slot, changed)
-            outputs.append(ref)
+            record, edge, _ = self._registry.record_of(gradient, slot, changed)
+            outputs.append(Ref(slot, record, edge))
             if code.has_made(left.path, gradient):
                 made.append((slot, gradient))
-            elif self._is_kept(left, ref.record):
+            elif self._is_kept(left, record):
                 kept[left.path] = left.dtype
         recording = Recording(None, [], self._writer.unwanted or _UNRECORDED)
         if not self._writer.unwanted:

@@ -269,7 +269,8 @@ class LossCode:
             edges = part.input_edges
             part.input_edges = [(s, edge) for s, edge in edges if loss.has_model_returned(edge)]
         for slot, tensor in results:
-            part.refs.append(self._registry.ref_of(tensor, slot, part))
+            number, edge, _ = self._registry.record_of(tensor, slot, part)
+            part.refs.append(Ref(slot, number, edge))
         self._write(part, program, no_program)
         return ForwardCall(part, next_node(), program)
 
