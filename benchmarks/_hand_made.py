@@ -387,7 +387,7 @@ class Layout:
 
     name: str
     write: Callable[[Path, list[Tap]], None]
-    keep: str = "all"
+    keep: str | Callable[[Tap], bool] = "all"
     steps: int = 1
     ranks: int = 1
     touched: str = "written"
@@ -408,6 +408,8 @@ class Layout:
 
     def _kept(self, taps: list[Tap], subject: str) -> list[Tap]:
         layer = SUBJECTS[subject].layer
+        if callable(self.keep):
+            return [t for t in taps if self.keep(t)]
         if self.keep == "layers":
             return [t for t in taps if t.name.startswith(layer) and t.name[len(layer) :].isdigit()]
         if self.keep == "leaves":

@@ -28,9 +28,10 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import torch
 from _further_layouts import further
-from _hand_made import BENIGN, FAULTS, LAYOUTS, SUBJECTS, Layout, layer_of
+from _hand_made import BENIGN, FAULTS, LAYOUTS, SUBJECTS, Layout, layer_of, taps_of
 from _hook_layouts import hooks
 from _later_layouts import later
+from _strange_layouts import strange
 from _unseen_layouts import unseen
 
 import whence
@@ -74,6 +75,11 @@ _GRADIENTS = ("micro", "order", "bfloat16")
 def is_held(name: str) -> bool:
     """The draw."""
     return hashlib.sha256(f"whence layouts {name}".encode()).digest()[0] % 2 == 1
+
+
+def drawn(name: str) -> int:
+    """A number by chance, the same for the same name."""
+    return hashlib.sha256(f"pair {name}".encode()).digest()[0]
 
 
 def squashed(name: str) -> str:
@@ -128,15 +134,24 @@ def graded(layout: Layout, subject: str, change: str, result: Any) -> tuple[str,
         grade = {"same": "silent", "different": "ALARM"}.get(result.status, "undecided")
         return grade, (said or [result.headline])[0]
     planted = SUBJECTS[subject].faults[change]
-    if layout.keep == "layers" and not planted.startswith(SUBJECTS[subject].layer):
+    if callable(layout.keep):
+        planted = first_shown(layout, subject, change)
+    elif layout.keep == "layers" and not planted.startswith(SUBJECTS[subject].layer):
         planted = f"{SUBJECTS[subject].layer}0"
     if result.status == "same":
-        return "SAME", result.headline
+        return "SAME" if planted else "named", result.headline
     if result.status == "different":
         if is_named(layout, said[0], planted, subject):
             return "named", said[0]
         return ("region" if is_region(layout, said[0], planted, subject) else "innocent"), said[0]
     return "undecided", result.headline
+
+
+def first_shown(layout: Layout, subject: str, change: str) -> str:
+    """The first tap of a layout that shows a fault."""
+    sides = (taps_of(subject, what, 1, 1) for what in ("", change))
+    kept = zip(*(layout._kept(taps, subject) for taps in sides), strict=True)
+    return next((a.name for a, b in kept if not torch.equal(a.outputs[0], b.outputs[0])), "")
 
 
 def changes(layout: Layout) -> tuple[str, ...]:
@@ -149,12 +164,12 @@ def rows(options: argparse.Namespace, folder: Path) -> Iterator[dict[str, Any]]:
     layouts = [
         layout for layout in LAYOUTS.values() if (layout.name in HELD) == (options.half == "held")
     ]
-    written_later = {"further": further, "unseen": unseen, "hooks": hooks, "later": later}
+    written_later = {"further": further, "unseen": unseen, "hooks": hooks, "later": later, "strange": strange}
     for layout in written_later[options.half]() if options.half in written_later else layouts:
         for subject in SUBJECTS:
             for change in changes(layout):
                 name = f"{layout.name}/{subject}/{change}"
-                if re.search(options.only, name):
+                if re.search(options.only, name) and drawn(name) % options.share == 0:
                     yield row(layout, subject, change, folder, options.keep) | {"name": name}
 
 
@@ -204,10 +219,11 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
     parser.add_argument(
         "--half",
-        choices=("setting", "held", "further", "unseen", "hooks", "later"),
+        choices=("setting", "held", "further", "unseen", "hooks", "later", "strange"),
         default="setting",
     )
     parser.add_argument("--only", default="")
+    parser.add_argument("--share", type=int, default=1, help="one pair in so many, drawn by name")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--keep", type=Path, help="a folder for the dumps")
     parser.add_argument("--draw", action="store_true", help="print the layouts that are held")

@@ -368,49 +368,61 @@ _TRUNK = (
 )  # fmt: skip
 """Roles around layers, in the order in which they run."""
 _TOWERS = (("encoder", "decoder"), ("down", "mid", "up"))
+_OF_LAYERS = 1
 
 
 def _by_role(traces: Sequence[Trace]) -> list[Chain]:
-    """Embeddings before layers before the last norm before the head; an encoder before
-    its decoder.
+    """What the caller gave before all else; embeddings before layers before the last norm before
+    the head, in each tower; an encoder before its decoder.
     """
     names = [trace.name.lower() for trace in traces]
     if len({name.partition(".")[0] for name in names}) == 1:  # decoder.fc, decoder.layers.3
         names = [name.partition(".")[2] for name in names]
-    firsts = [_NUMBER.search(name) for name in names]
-    heads = [name[: m.start()] if m else name for name, m in zip(names, firsts, strict=True)]
-    chains: list[Chain] = []
-    # linear_3, norm_7: of one class each, counted
-    of_classes = Counter(
-        head for name, head in zip(names, heads, strict=True) if _COUNTED.fullmatch(name)
-    )
-    of_callers = {n for n, name in enumerate(names) if _GIVEN.match(name)}
-    if of_callers:
-        chains.append([sorted(of_callers), [n for n in range(len(names)) if n not in of_callers]])
-    towers = [
-        [
-            [n for n, head in enumerate(heads) if re.search(rf"(^|[._/-]){word}", head)]
-            for word in words
-        ]
-        for words in _TOWERS
+    heads = [_NUMBER.split(name, 1)[0] for name in names]
+    counts = Counter(h for h, name in zip(heads, names, strict=True) if _COUNTED.fullmatch(name))
+    towers = [_tower(head) for head in heads]
+    several = Counter(kind for kind, _ in {*towers})
+    towers = [tower if several[tower[0]] > 1 else _NO_TOWER for tower in towers]
+    roles = [
+        -1 if _GIVEN.match(name) else _role(head, head != name, counts[head] > 1)
+        for name, head in zip(names, heads, strict=True)
     ]
-    split = [[part for part in tower if part] for tower in towers if sum(map(bool, tower)) > 1]
-    chains += split
-    inside = {n for tower in split for part in tower for n in part}
-    groups = [part for tower in split for part in tower]
-    groups.append([n for n in range(len(names)) if n not in inside])
-    for group in groups:
-        roles: list[list[int]] = [[] for _ in _TRUNK]
-        for n in group:
-            role = next((k for k, words in enumerate(_TRUNK) if words.search(heads[n])), None)
-            if firsts[n] is not None and (role is None or (role and of_classes[heads[n]] > 1)):
-                role = 1
-            if role is not None and n not in of_callers:
-                roles[role].append(n)
-        chains.append([role for role in roles if role])
-        if inside and roles[-1] and group is groups[-1]:
-            chains.append([sorted(inside), roles[-1]])
-    return chains
+    nodes = range(len(names))
+    chains = [_grouped(nodes, lambda n: not _GIVEN.match(names[n]))]
+    for kind, _ in enumerate(_TOWERS):
+        chains.append(_grouped((n for n in nodes if towers[n][0] == kind), lambda n: towers[n][1]))
+    for tower in dict.fromkeys(towers):
+        members = [n for n in nodes if towers[n] == tower and roles[n] >= 0]
+        chains.append(_grouped(members, roles.__getitem__))
+    ends = {n for n in nodes if towers[n] == _NO_TOWER and roles[n] == len(_TRUNK) - 1}
+    inside = [n for n in nodes if towers[n] != _NO_TOWER]
+    chains.append(_grouped([*inside, *ends], ends.__contains__))
+    return [chain for chain in chains if len(chain) > 1]
+
+
+_NO_TOWER = (-1, 0)
+
+
+def _tower(head: str) -> tuple[int, int]:
+    """Returns (which kind of towers, which of them) a name begins in."""
+    return next(
+        (
+            (kind, place)
+            for kind, words in enumerate(_TOWERS)
+            for place, word in enumerate(words)
+            if re.search(rf"(^|[._/-]){word}", head)
+        ),
+        _NO_TOWER,
+    )
+
+
+def _role(head: str, has_number: bool, is_counted: bool) -> int:
+    """Returns the place in `_TRUNK` of what a name begins with, -1 for none. Numbers make layers,
+    also those behind names of classes (linear_3).
+    """
+    role = next((k for k, words in enumerate(_TRUNK) if words.search(head)), -1)
+    is_layer = has_number and (role < 0 or (role > 0 and is_counted))
+    return _OF_LAYERS if is_layer else role
 
 
 _LAYER = tuple((stage, re.compile(rf"(^|\.)({words})$")) for stage, words in (
@@ -441,35 +453,32 @@ _NORM_1, _NORM_2, _UP = 10, 11, 12
 def _in_layer(traces: Sequence[Trace]) -> list[Chain]:
     """Within a layer: attention before the MLP, projections in and out."""
     layers: dict[str, dict[int, list[int]]] = defaultdict(lambda: defaultdict(list))
-    roles: dict[str, int | None] = {}
     for n, trace in enumerate(traces):
-        match = _NUMBER.search(trace.name)
-        inner = trace.name[match.end() :] if match else ""
-        if inner not in roles:
-            words = re.sub(r"[/_-]", ".", inner).strip(".").lower()
-            roles[inner] = next((k for k, role in _LAYER if role.search(words)), None)
-        role = roles[inner]
-        if match and role is not None:
-            layers[trace.name[: match.end()]][role].append(n)
-    chains: list[Chain] = []
-    for stages in layers.values():
-        chain = [stages[k] for k in range(_NORM_1) if k in stages]
-        attention = [n for k in range(5) for n in stages.get(k, ())]
-        mlp = [n for k in (*range(6, _NORM_1), _UP) for n in stages.get(k, ())]
-        first, second, up = (stages.get(k, []) for k in (_NORM_1, _NORM_2, _UP))
-        before_up, behind_up = (
-            [n for k in ks for n in stages.get(k, ())] for ks in ((*range(6),), (8, 9))
-        )
-        chains += [
-            [group for group in groups if group]
-            for groups in (
-                chain,
-                [first, mlp],
-                [[*attention, *first], second],
-                [before_up, up, behind_up],
-            )
-        ]
+        if match := _NUMBER.search(trace.name):
+            stage = _stage(trace.name[match.end() :])
+            layers[trace.name[: match.end()]][stage].append(n)
+    chains = [
+        [group for stages in chain if (group := [n for k in stages for n in layer.get(k, ())])]
+        for layer in layers.values()
+        for chain in _IN_LAYER
+    ]
     return [chain for chain in chains if len(chain) > 1]
+
+
+_IN_LAYER: tuple[tuple[Sequence[int], ...], ...] = (
+    tuple((k,) for k in range(_NORM_1)),
+    ((_NORM_1,), (*range(6, _NORM_1), _UP)),
+    ((*range(5), _NORM_1), (_NORM_2,)),
+    (range(6), (_UP,), (8, 9)),
+)
+"""Chains of stages, each of one or several roles."""
+
+
+@functools.lru_cache(maxsize=4096)
+def _stage(inner: str) -> int:
+    """Returns the role of the part of a layer, -1 for none."""
+    words = re.sub(r"[/_-]", ".", inner).strip(".").lower()
+    return next((stage for stage, role in _LAYER if role.search(words)), -1)
 
 
 def _by_time(traces: Sequence[Trace]) -> list[Chain]:

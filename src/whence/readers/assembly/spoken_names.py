@@ -8,6 +8,8 @@ called `token_1` keeps its name.
 
 from __future__ import annotations
 
+import itertools
+import os
 import re
 from collections import Counter, defaultdict
 from collections.abc import Hashable, Iterable, Mapping, Sequence
@@ -25,9 +27,8 @@ _STEP_WORDS = (
 """Words of counters, the outermost counter first."""
 _RANK_WORDS = (
     "(?:(?:global|local|tp|mp|pp|dp|ep|cp|sp|tensor|pipeline|data)_?)?rank|[tmpdec]p|node|device|worker"
-    "|proc(?:ess)?|r|gpu|cuda|npu|xpu|hpu|shard|card|chip|replica|卡|进程|设备"
+    "|proc(?:ess)?|gpu|cuda|npu|xpu|hpu|shard|card|chip|replica|卡|进程|设备"
 )
-_LETTER = "r"
 _PHASE = re.compile(
     r"(?P<kind>prefill|decode)(?:_[a-z]+\d+)*_(?P<number>\d{1,9})|(?P<only>prefill)"
 )
@@ -38,24 +39,27 @@ _MARK = "(?:" + "|".join(
 _AT_START = re.compile(_MARK + r"(?:$|[._-])", re.IGNORECASE)
 _AT_END = re.compile(r"(?:^|[._-])" + _MARK + "$", re.IGNORECASE)
 _ANY = re.compile("|".join((*_STEP_WORDS, _RANK_WORDS, "第", "prefill|decode")), re.IGNORECASE)
-_CALL = re.compile(r"(.+)[._@#-](\d{1,4})")
-_COUNT = re.compile(
-    r"(?!(?:layers?|l|blocks?|blk|h|stages?|encoders?|decoders?|experts?)[_-]?\d)(?:([a-z]+)[_-]?)?(\d{1,9})",
-    re.IGNORECASE,
+_LAYERS = r"(?:layers?|l|blocks?|blk|h|stages?|encoders?|decoders?|experts?)"
+_COUNT = rf"(?!{_LAYERS}[_-]?\d)(?:(?P<word>[a-z]+)[_-]?)?(?P<number>\d{{1,9}})"
+_CALLS = (
+    re.compile(rf"{_COUNT}$|(?P<key>[a-z]+)=(?P<value>\d{{1,9}})[./_-]", re.IGNORECASE),
+    re.compile(r"(?:^|[._@#/-])(?P<word>[a-gi-km-z]?)(?P<number>\d{1,9})$", re.IGNORECASE),
 )
+"""Numbers behind words that are not known: all of a part, in front of one, or behind one."""
+_LAYER = re.compile(rf"{_LAYERS}[_-]?\d", re.IGNORECASE)
+_OWN = re.compile(rf"(?:^|[._/-]){_LAYERS}?[_-]?\d+(?=$|[._/-])", re.IGNORECASE)
+_RANK_LETTER, _CALL_LEVEL = "r", 4
 _CALL_OF_CLASS = re.compile(
     r"(?:(?:Module|Cell)\.)?(?:(.+)\.)?[A-Z]\w*\.forward(?:\.(\d{1,9}))?(?=\.(?:input|output)|$)(.*)"
 )
 _DTYPE = "(?:bf|f|fp|b?float|u?int|i|u)(?:8|16|32|64)|bool"
-_RUN = re.compile(
-    r"(?<!\d)20\d\d([-_.]?)[01]\d\1[0-3]\d(?!\d)|^(?:\w*(?:pid|run|job|exp)[_-]?)?\d+$"
-)
-"""A folder of a run, by its date, its process or its number."""
-_CONTENT = re.compile(r"(?<=.)[./](?:__\w{1,30}__(?:[./]0)?|data|tensor|array)$")
+_CONTENT = re.compile(r"(?<=.)(?:[./](?:__\w{1,30}__(?:[./]0)?|data|tensor|array)|\[0\])$")
 _NO_NAME = re.compile(r"-\d{5}-of-\d{5}$|^[0-9a-f]{8}(?:-?[0-9a-f]{4}){3}-?[0-9a-f]{12}$")
 """A file that is a part of one, or is called by chance (UUID)."""
 _PLACE = re.compile(r"(?:arr_)?(\d{1,4})")
+_KEY = re.compile(r"""\[\s*(?:'([^'\]]*)'|"([^"\]]*)")\s*\]""")
 
+_LEVEL = re.compile(r"[./]")
 _SIDES = {
     "input": "input", "inputs": "input", "输入": "input", "in": "input", "args": "input",
     "entree": "input", "entrée": "input", "eingang": "input",
@@ -109,34 +113,36 @@ def tell(paths: Sequence[str], inner: Sequence[str]) -> list[Said]:
     paths: of their files, relative, with forward slashes. inner: names in the file, "" for its only
     tensor.
     """
-    if len(inner) > 1 and all(map(_CONTENT.search, inner)):
+    inner = [_KEY.sub(lambda m: f".{m[1] or m[2]}", name).lstrip(".") for name in inner]
+    while len(inner) > 1 and all(map(_CONTENT.search, inner)):
         inner = [_CONTENT.sub("", name) for name in inner]
-    run = paths[0].partition("/")[0] if paths else ""
-    if _RUN.search(run) and all(path.startswith(f"{run}/") for path in paths):
-        paths = [path.partition("/")[2] for path in paths]
+    paths = _without_run(paths)
     if len(set(inner)) == 1 and inner[0].lower() not in _SIDES and _tell_apart(paths):
         inner = [""] * len(inner)
-    pieces = [_pieces(path, name) for path, name in zip(paths, inner, strict=True)]
-    if all(row[-1].endswith("[0]") and len(row[-1]) > 3 for row in pieces):
-        pieces = [[*row[:-1], row[-1].removesuffix("[0]")] for row in pieces]
-    if in_front := _calls_in_front(pieces):
-        pieces = [row for row, _ in in_front]
-        calls = [(row[-1], marks) for row, marks in in_front]
-    else:
-        calls = _calls_behind([row[-1] for row in pieces])
-    pieces = [[*row[:-1], name] for row, (name, _) in zip(pieces, calls, strict=True)]
-    common = _words_of_most(pieces)
-    if _LETTER in common and not _are_ranks(pieces):
-        common -= {_LETTER}
-    parted = [[_parted(piece, common) for piece in row] for row in pieces]
-    marks = [
-        [mark for _, its_marks in row for mark in its_marks] + call
-        for row, (_, call) in zip(parted, calls, strict=True)
-    ]
+    rows = [_pieces(path, name) for path, name in zip(paths, inner, strict=True)]
+    if all(_CONTENT.search(row[-1]) and row[-1].endswith("]") for row in rows):
+        rows = [[*row[:-1], _CONTENT.sub("", row[-1])] for row in rows]
+    marks = _marks_of_classes(rows)
+    while _take_words(rows, marks) or _take_calls(rows, marks, inner):
+        pass
     steps = _numbered([[m for m in row if m.level != -1] for row in marks])
     ranks = _numbered([[m for m in row if m.level == -1] for row in marks])
-    names = _names([[rest for rest, _ in row] for row in parted], inner, len(set(paths)))
+    names = _names(rows, inner, len(set(paths)))
     return [Said(*row) for row in zip(names, steps, ranks, strict=True)]
+
+
+def _without_run(paths: Sequence[str]) -> Sequence[str]:
+    """Returns the paths below the folders that all are in and that tell runs apart: by a number
+    that is none of a layer, a step or a rank.
+    """
+    while paths:
+        run, bar, _ = paths[0].partition("/")
+        is_run = re.search(r"\d", run) and _marked(run)[0] and not _LAYER.match(run)
+        is_number = run.isdecimal() and len({path.count("/") for path in paths}) == 1
+        if not (bar and (is_run or is_number)) or any(p.partition("/")[0] != run for p in paths):
+            break
+        paths = [path.partition("/")[2] for path in paths]
+    return paths
 
 
 def _tell_apart(paths: Sequence[str]) -> bool:
@@ -167,79 +173,87 @@ def _pieces(path: str, name: str) -> list[str]:
     return [*folders, stem if dot and stem else last, *([name] if name else [])]
 
 
-def _calls_behind(names: Sequence[str]) -> list[tuple[str, list[Mark]]]:
-    """Splits names such as `layers.3.mlp-1` into (name without the number of its call, that number
-    as a mark). Applies where all names end in the same set of several numbers and most have another
-    number of their own; and where all have the form of precision tools,
-    `Module.layers.3.mlp.Linear.forward.1`.
+def _marks_of_classes(rows: Sequence[list[str]]) -> list[list[Mark]]:
+    """Takes the numbers of calls out of names of the form of precision tools,
+    `Module.layers.3.mlp.Linear.forward.1`, where all have it.
     """
-    of_classes = [_CALL_OF_CLASS.fullmatch(name) for name in names]
-    if all(of_classes):
-        return [
-            (f"{m[1] or ''}{m[3]}".strip("."), [Mark(4, "call", int(m[2] or 0))])
-            for m in of_classes
-            if m is not None
-        ]
-    parted = [m.groups() if (m := _CALL.fullmatch(name)) else (name, "") for name in names]
-    if not _are_calls(parted):
-        return [(name, []) for name in names]
-    return [(name, [Mark(4, "call", int(number))]) for name, number in parted]
+    of_classes = [_CALL_OF_CLASS.fullmatch(row[-1]) for row in rows]
+    if not all(of_classes):
+        return [[] for _ in rows]
+    for row, m in zip(rows, of_classes, strict=True):
+        row[-1] = f"{m[1] or ''}{m[3]}".strip(".") if m else ""
+    return [[Mark(_CALL_LEVEL, "call", int(m[2] or 0))] for m in of_classes if m]
 
 
-def _calls_in_front(pieces: Sequence[list[str]]) -> list[tuple[list[str], list[Mark]]]:
-    """Returns (the other parts, the mark) of paths in which the same part is a number of the call,
-    behind whatever word: `7/NAME`, `rank0/s7/NAME`; [] where none is.
+def _take_words(rows: Sequence[list[str]], marks: Sequence[list[Mark]]) -> bool:
+    """Moves marks whose words are known from names to `marks`; returns whether there are any.
+
+    A word counts where it and its number are a whole part of a path, else where at least half of
+    the names have it.
     """
-    places = [next((k for k, p in enumerate(row[:-1]) if _marked(p)[0]), -1) for row in pieces]
-    counts = [_COUNT.fullmatch(row[k]) for row, k in zip(pieces, places, strict=True)]
-    rests = [[*row[:k], *row[k + 1 :]] for row, k in zip(pieces, places, strict=True)]
-    if not all(counts) or min(places, default=-1) < 0 or len({m[1] for m in counts if m}) != 1:
-        return []
-    numbers = [m[2] for m in counts if m is not None]
-    parted = zip([".".join(_marked(p)[0] for p in rest) for rest in rests], numbers)
-    if not _are_calls(parted):
-        return []
-    return [(r, [Mark(4, "call", int(n))]) for r, n in zip(rests, numbers, strict=True)]
-
-
-def _are_calls(parted: Iterable[tuple[str, ...]]) -> bool:
-    """Whether numbers count the calls of what is called so: of (name, number), each name has the
-    same set of several numbers, and most have another number of their own.
-    """
-    numbers: dict[str, set[str]] = defaultdict(set)
-    for name, number in parted:
-        numbers[name].add(number)
-    several = set(map(frozenset, numbers.values()))
-    own = sum(any(map(str.isdigit, name)) for name in numbers)
-    return (
-        len(several) == 1
-        and len(*several) > 1
-        and all(map(str.isdecimal, *several))
-        and 2 * own > len(numbers)
-    )
-
-
-def _words_of_most(pieces: Sequence[Sequence[str]]) -> frozenset[str]:
-    """Returns the words of marks that at least half of the names have at an end of a part."""
     counts: Counter[str] = Counter()
-    for row in pieces:
-        counts.update({mark.word for piece in row for mark in _marked(piece)[1]})
-    return frozenset(word for word, count in counts.items() if 2 * count >= len(pieces))
+    for row in rows:
+        counts.update({m.word for piece in row for part in _LEVEL.split(piece) for m in _marked(part)[1]})
+    common = frozenset(word for word, count in counts.items() if 2 * count >= len(rows))
+    before = sum(map(len, marks))
+    for row, its_marks in zip(rows, marks, strict=True) if counts else ():
+        for place, piece in enumerate(row):
+            row[place], more = _parted(piece, common)
+            its_marks += more
+    return sum(map(len, marks)) > before
 
 
-def _are_ranks(pieces: Sequence[Sequence[str]]) -> bool:
-    """Whether `r0` is a rank: all names have such a mark, and most names occur with each number;
-    otherwise it belongs to the model.
+def _take_calls(
+    rows: Sequence[list[str]], marks: Sequence[list[Mark]], inner: Sequence[str]
+) -> bool:
+    """Moves the numbers of calls or ranks behind words that are not known (`dump7`, `t=981`,
+    `r0`, `mlp-1`) from names to `marks`; returns whether there are any.
+
+    They are at the same place of all names, and nearly every name without them occurs with each;
+    but for ranks most of these names have another number, that of a layer.
     """
-    names: dict[int, set[str]] = defaultdict(set)
-    for row in pieces:
-        parted = [_marked(piece) for piece in row]
-        numbers = [mark.number for _, its in parted for mark in its if mark.word == _LETTER]
-        rest = ".".join(filter(None, (rest for rest, _ in parted)))
-        if len(numbers) != 1 or not rest:
-            return False
-        names[numbers[0]].add(rest)
-    return 2 * len(set.intersection(*names.values())) >= len(set.union(*names.values()))
+    shared = len(os.path.commonprefix([row[:-1] for row in rows]))
+    firsts = [next((k for k, p in enumerate(row) if k >= shared and p), -1) for row in rows]
+    stems = [len(row) - 1 - bool(name) for row, name in zip(rows, inner, strict=True)]
+    lasts = [len(row) - 1 for row in rows]
+    for places, pattern in itertools.product((firsts, stems, lasts), _CALLS):
+        found = [pattern.search(row[k]) for row, k in zip(rows, places, strict=True)]
+        matches = [match for match in found if match is not None]
+        if len(matches) < len(rows) or any(m.start() and m.re is _CALLS[0] for m in matches):
+            continue
+        words = {(m["word"] or m.groupdict().get("key") or "").lower() for m in matches}
+        rests = [
+            [*row[:k], row[k][: m.start()] + row[k][m.end() :], *row[k + 1 :]]
+            for row, k, m in zip(rows, places, matches, strict=True)
+        ]
+        numbers = [int(m["number"] or m.groupdict().get("value") or 0) for m in matches]
+        names = [".".join(filter(None, rest)) for rest in rests]
+        # in the same part, unless that is a number alone
+        owners = [rest[k] or name for rest, k, name in zip(rests, places, names, strict=True)]
+        own = sum(map(bool, map(_OWN.search, owners)))
+        is_rank = words == {_RANK_LETTER}
+        if len(words) > 1 or not _are_crossed(names, numbers, pattern is _CALLS[1]):
+            continue
+        if is_rank or 2 * own > len(rows):
+            mark = (-1, _RANK_LETTER) if is_rank else (_CALL_LEVEL, "call")
+            for row, rest, its_marks, number in zip(rows, rests, marks, numbers, strict=True):
+                row[:] = rest
+                its_marks += [Mark(*mark, number)] * (is_rank or len(set(numbers)) > 1)
+            return True
+    return False
+
+
+def _are_crossed(names: Sequence[str], numbers: Sequence[int], may_be_one: bool) -> bool:
+    """Whether numbers say when, and not what: of all combinations of a name and a number, more than
+    half occur. may_be_one: whether a number that all have says nothing.
+    """
+    different, many = set(names), len(set(numbers))
+    return (
+        many > 1 - may_be_one
+        and len(different) > 1 - (many > 1)
+        and "" not in different
+        and 2 * len({*zip(names, numbers, strict=True)}) > len(different) * many
+    )
 
 
 @lru_cache(maxsize=65536)
@@ -266,13 +280,22 @@ def _mark(match: re.Match[str]) -> Mark:
 
 
 def _parted(piece: str, common: frozenset[str]) -> tuple[str, tuple[Mark, ...]]:
-    """As `_marked`, for a part that consists of marks only, or only with words that most names
-    have.
+    """As `_marked`, for a part of a path, and for what stands between its dots, that consists of
+    marks only, or only with words that most names have.
     """
     rest, marks = _marked(piece)
-    if not all(mark.word in common for mark in marks if rest or mark.word == _LETTER):
+    if marks and (not rest or common.issuperset(mark.word for mark in marks)):
+        return rest, marks
+    if not common or not _LEVEL.search(piece):
         return piece, ()
-    return rest, marks
+    kept: list[str] = []
+    taken: list[Mark] = []
+    for part in _LEVEL.split(piece):
+        rest, marks = _marked(part)
+        is_common = bool(marks) and common.issuperset(mark.word for mark in marks)
+        taken += marks * is_common
+        kept += [rest] * bool(rest) if is_common else [part]
+    return (".".join(kept), tuple(taken)) if taken else (piece, ())
 
 
 def _numbered(marks: Sequence[Sequence[Mark]]) -> list[int]:
