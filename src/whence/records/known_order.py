@@ -212,6 +212,7 @@ def _spelt(name: str) -> str:
     name = _LAYER_IN_CHINESE.sub(
         r"layer.\1\2", _INDEX.sub(r".\1", name.replace("@", ".")).strip(".")
     )
+    name = _BETWEEN_WORDS.sub("_", _BETWEEN_PARTS.sub(".", name))
     for word, role in _ROLES_IN_CHINESE:
         name = name.replace(word, role)
     return name
@@ -223,6 +224,7 @@ _CLASS = re.compile(
 )
 _LAYER_BEHIND = re.compile(r"(.*?[A-Za-z].*?)[._@-](?:layer|block|blk|l|L)?[._-]?(\d+)")
 _INDEX = re.compile(r"\[(\d+)\]|:\d+$")
+_BETWEEN_PARTS, _BETWEEN_WORDS = re.compile(r"\s+-\s+|(?<=[^_])__(?=[^_])|:\s+"), re.compile(r"\s+")
 _LAYER_IN_CHINESE = re.compile(r"第(\d+)[层块]|[层块][._-]?(\d+)")
 _ROLES_IN_CHINESE = (
     ("嵌入", "embed"), ("注意力", "attn"), ("前馈", "mlp"), ("归一化", "norm"), ("投影", "proj"),
@@ -477,7 +479,7 @@ _IN_LAYER: tuple[tuple[Sequence[int], ...], ...] = (
 @functools.lru_cache(maxsize=4096)
 def _stage(inner: str) -> int:
     """Returns the role of the part of a layer, -1 for none."""
-    words = re.sub(r"[/_-]", ".", inner).strip(".").lower()
+    words = re.sub(r"[/_-]+", ".", inner).strip(".").lower()
     return next((stage for stage, role in _LAYER if role.search(words)), -1)
 
 

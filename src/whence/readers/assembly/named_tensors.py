@@ -25,6 +25,7 @@ from whence import dtypes
 from whence.errors import UnreadableRun
 from whence.readers.assembly import spoken_names
 from whence.readers.assembly.builder import Building, Load
+from whence.readers.assembly.texts_beside import TextsBeside
 from whence.readers.encodings import limits
 from whence.readers.encodings.archive import File
 from whence.readers.encodings.pickle_values import TorchTensor, Unknown
@@ -61,7 +62,8 @@ class Named(msgspec.Struct, frozen=True):
     """A tensor with a name. name: dotted. dtype, shape, load, why, stride: as in `Building.tensor`.
 
     modified_ns: of its file. ordered: whether the file keeps its tensors in the order of
-    computation. entry: its position in such a file, else -1. counter: number of its call, -1
+    computation. container: which of several in the file, whose contents have no order between
+    them. entry: its position in such a file, else -1. counter: number of its call, -1
     without one. place_in_call: scope, "input" or "output", and slot, where the dump states them.
     is_whole: its name is complete without that of its file. arguments, note: of its call. file:
     relative to the dump. row: its line there, 0 in a file that is not text. is_text: it holds words
@@ -79,6 +81,7 @@ class Named(msgspec.Struct, frozen=True):
     ordered: bool = False
     entry: int = -1
     counter: int = -1
+    container: str = ""
     stride: tuple[int, ...] = ()
     place_in_call: tuple[str, str, str] | None = None
     note: str = ""
@@ -189,6 +192,13 @@ def of_files(
             tensors += ((item, n, file, name) for n, item in enumerate(items(building, file)))
         except UnreadableRun as error:
             building.lacks(Lack.DAMAGED, name, not_read(name, error))
+    beside, files = TextsBeside(place.path), [name for *_, name in tensors]
+    names = [beside.called(name) for name in files]
+    if all(names) and len(set(names)) == len(set(files)) == len(files):
+        tensors = [
+            (replace(item, name=name, is_whole=True), *rest)
+            for (item, *rest), name in zip(tensors, names, strict=True)
+        ]
     paths = [_named_for(item, name) for item, *_, name in tensors]
     spoken = spoken_names.tell(
         spoken_names.without_forms(paths, [item.shape for item, *_ in tensors]),
@@ -409,7 +419,8 @@ def _by_name(key: tuple[str, int]) -> tuple[Any, ...]:
 
 def _trace(item: Named) -> Trace:
     """Returns what the last tensor of a call tells of the time of its computation."""
-    return Trace(_place(item)[0], item.counter, item.entry, item.modified_ns or -1, item.file)
+    file = item.file + item.container
+    return Trace(_place(item)[0], item.counter, item.entry, item.modified_ns or -1, file)
 
 
 def add_labels(building: Building, items: Sequence[Named], has_order: bool = True) -> None:

@@ -8,6 +8,7 @@ called `token_1` keeps its name.
 
 from __future__ import annotations
 
+import difflib
 import itertools
 import os
 import re
@@ -75,6 +76,7 @@ names of modules.
 """
 _CLEAR = frozenset(("input", "inputs", "输入", "output", "outputs", "输出"))
 """Those words that mean a side wherever they end a name."""
+_CLEAR_WORDS = sorted(word for word in _CLEAR if word.isascii())
 _ACTIVATION = re.compile(
     r"(?:act(?:ivation)?s?|hidden(?:_states?)?|features?|taps?|intermediates?|激活)\."
     r"(?!.*(?:weight|bias|running_\w+|num_batches_tracked)$)|.*\.grad$",
@@ -82,7 +84,7 @@ _ACTIVATION = re.compile(
 )
 _SIDE = rf"(?P<word>(?i:{'|'.join(_SIDES)}))"
 _SUFFIX = re.compile(
-    rf"(?:^|[._/-])(?:(?:fwd|forward)[._-])?{_SIDE}(?:[._-]?(?P<slot>\d{{1,4}}))?$"
+    rf"(?:^|[._/:#@-])(?:(?:fwd|forward)[._-])?{_SIDE}(?:[._-]?\[?(?P<slot>\d{{1,4}})\]?)?$"
 )
 _OF_ARGUMENT = re.compile(rf"(?:^|[._-]){_SIDE}\.(?P<slot>[A-Za-z][A-Za-z0-9_]{{0,30}})$")
 _LAST = re.compile(rf"[._-](?P<word>(?i:{'|'.join(_LAST_WORDS)}))(?P<slot>)$")
@@ -362,7 +364,11 @@ def sides(names: Sequence[str]) -> list[tuple[str, str, str]]:
     module has an input: BERT has modules called output. Names that state inputs alone are checked
     one by one, under their whole names.
     """
-    at_end, at_start = ([at(name) for name in names] for at in (_at_end, _at_start))
+    corrected = [_MISSPELT.sub(_corrected, name) for name in names]
+    at_end, at_start = map(_at_end, corrected), map(_at_start, names)
+    at_end, at_start = [*at_end], [*at_start]
+    if len(names) > 1 and not any(side and side[0] for side in at_end):
+        at_end = [None] * len(names)  # out1, out2: no outputs of one call
     if all(side and side[0] and side[1] == "input" for side in at_end):
         return [(name, "output", "0") for name in names]  # what was recorded, in its order
     marked, with_inputs = at_end, _scopes(at_start, "input")
@@ -380,6 +386,15 @@ def sides(names: Sequence[str]) -> list[tuple[str, str, str]]:
         side if side and (side[1] == "input" or side[0] in called) else (name, "output", "0")
         for side, name in zip(marked, names, strict=True)
     ]
+
+
+_MISSPELT = re.compile(r"[A-Za-z]{4,8}(?=[._-]?\d*$)")
+
+
+def _corrected(match: re.Match[str]) -> str:
+    """Returns a word of a side as it is spelt rightly."""
+    (word, *_) = difflib.get_close_matches(match[0].lower(), _CLEAR_WORDS, 1, 0.85) or [match[0]]
+    return word
 
 
 def _scopes(sides: Iterable[tuple[str, str, str] | None], kind: str) -> set[str]:
@@ -431,7 +446,7 @@ def _at_start(name: str) -> tuple[str, str, str] | None:
 _COUNTERS = (
     re.compile(r"^(?P<number>\d{6,20}(?:[T_.-]\d{1,12}){0,2}|\d{1,12})[_-]"),  # or a time
     re.compile(r"^(?P<number>\d{1,12})[._-](?=.)"),
-    re.compile(r"(?<=.)[._-](?P<number>\d{1,12})$"),
+    re.compile(r"(?<=.)[._-](?P<number>\d{1,20})$"),
 )
 
 

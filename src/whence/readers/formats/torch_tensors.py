@@ -6,6 +6,7 @@ Read without torch, and nothing in them is executed: see `encodings.torch_file`.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from typing import Any
 from whence.readers.assembly import named_tensors
 from whence.readers.assembly.builder import Building
 from whence.readers.assembly.named_tensors import Named
-from whence.readers.encodings import torch_file
+from whence.readers.encodings import limits, torch_file
 from whence.readers.encodings.archive import File
 from whence.readers.encodings.pickle_values import TorchTensor, Unknown
 from whence.readers.source import Place
@@ -55,26 +56,45 @@ def _items(building: Building, file: File) -> Iterator[Named]:
     tree = torch_file.load(Path(file.name))
     # fields of an object keep the order of its class
     is_object = isinstance(tree, Unknown)
-    results = _results(tree)
+    containers = _containers(tree)
     for inner, tensor in (_fields if is_object else list)(torch_file.tensors(tree)):
-        is_ordered = bool(inner) and not is_object and id(tensor) not in results
-        yield named_tensors.of_torch(inner, tensor, ordered=is_ordered)
+        container = containers.get(inner.partition(".")[0], "")
+        yield named_tensors.of_torch(
+            inner,
+            tensor,
+            ordered=bool(inner) and not is_object and container is not None,
+            container=container or "",
+        )
 
 
-def _results(tree: Any) -> set[int]:
-    """Returns the tensors beside one container that holds most others ({"logits": ..., "taps":
-    {...}}): their position does not tell when they were computed.
+def _containers(tree: Any) -> dict[str, str | None]:
+    """Returns key -> container of a tree with containers of several sizes, or with one and tensors
+    beside it ({"logits": ..., "taps": {...}}), None for these tensors. A container says when it was
+    opened, and not what was computed before it was closed.
     """
-    parts = _parts(tree)
-    single = {id(part) for part in parts if isinstance(part, TorchTensor)}
-    most = max((sum(isinstance(p, TorchTensor) for p in _parts(c)) for c in parts), default=0)
-    return single if most > max(len(single), len(parts) - 1) else set()
+    sizes = {str(key): _size(part) for key, part in tree.items()} if isinstance(tree, dict) else {}
+    ((_, most), *_) = Counter(sizes.values()).most_common(1) or [(0, 0)]
+    is_largest = 2 * max(sizes.values(), default=0) > sum(sizes.values())
+    if not is_largest and 2 * most > len(sizes):
+        return {}
+    return {
+        key: (key if size > _OF_A_CALL else None)
+        for key, size in sizes.items()
+        if len(sizes) > 1 and max(sizes.values()) > _OF_A_CALL
+    }
 
 
-def _parts(node: Any) -> list[Any]:
-    if isinstance(node, dict):
-        return list(node.values())
-    return list(node) if isinstance(node, (list, tuple)) else []
+_OF_A_CALL = 6
+"""Most tensors of a container that may be what one call was given and returned."""
+
+
+def _size(node: Any, depth: int = 0) -> int:
+    """Returns the number of tensors in a part of a tree, as far as it says more than few."""
+    if isinstance(node, TorchTensor):
+        return 1
+    parts = node.values() if isinstance(node, dict) else node
+    is_open = isinstance(node, (dict, list, tuple)) and depth < limits.RANK
+    return sum(_size(part, depth + 1) for part in parts) if is_open else 0
 
 
 def _fields(tensors: Iterable[tuple[str, Any]]) -> list[tuple[str, Any]]:
