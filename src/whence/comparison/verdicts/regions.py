@@ -569,6 +569,8 @@ class SegmentJudge:
             or region.stretch >= len(children)
         ):
             return verdict
+        if has_mark(self.paired.calls[region.call], Mark.UNORDERED):  # what came before is open
+            return verdict.replace(verdict=VerdictKind.UNDETERMINED)
         wrong = self.paired.slot(verdict.pair, verdict.slot) if verdict.slot else None
         for child in reversed(children[: region.stretch]):
             call = self.paired.calls[child]

@@ -173,6 +173,9 @@ def _parts(node: Any) -> list[tuple[Any, Any]]:
     if isinstance(node, dict):
         return _with_names_beside(node) or list(node.items())
     if isinstance(node, (list, tuple)):
+        names, others = node[::2], node[1::2]
+        if len(names) == len(others) and all(isinstance(name, str) for name in names):
+            node = list(zip(names, others, strict=True))  # rows of (name, array) in one array
         alone = len(node) == 1 and isinstance(node[0], TorchTensor)
         return _with_names(node, is_list=True) or [
             (None if alone else n, part) for n, part in enumerate(node)
