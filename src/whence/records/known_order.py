@@ -286,11 +286,16 @@ def _by_sorted_entry(traces: Sequence[Trace]) -> list[Chain]:
     ]
 
 
-def _by_content(traces: Sequence[Trace]) -> list[Chain]:
-    """The tensors from which, by content, a tensor was computed."""
+def _places(traces: Sequence[Trace]) -> dict[str, list[int]]:
     places: dict[str, list[int]] = defaultdict(list)
     for n, trace in enumerate(traces):
         places[trace.name].append(n)
+    return places
+
+
+def _by_content(traces: Sequence[Trace]) -> list[Chain]:
+    """The tensors from which, by content, a tensor was computed."""
+    places = _places(traces)
     return [
         [places[name], [n]]
         for n, trace in enumerate(traces)
@@ -301,9 +306,7 @@ def _by_content(traces: Sequence[Trace]) -> list[Chain]:
 
 def _by_part(traces: Sequence[Trace]) -> list[Chain]:
     """A module returns after its parts, according to nested names."""
-    places: dict[str, list[int]] = defaultdict(list)
-    for n, trace in enumerate(traces):
-        places[trace.name].append(n)
+    places = _places(traces)
     parts: dict[str, list[int]] = defaultdict(list)
     below: dict[str, list[int]] = defaultdict(list)
     for n, trace in enumerate(traces):
@@ -527,7 +530,7 @@ def _grouped(nodes: Iterable[int], key: Callable[[int], int]) -> Chain:
 
 def _is_sorted(names: Sequence[str]) -> bool:
     """Whether at every level what is called otherwise than by numbers stands in the order of the
-    alphabet, and numbers do as well, as texts or by value.
+    alphabet, and numbers do as well, as texts (with a bracket behind, too) or by value.
     """
     kids: dict[str, dict[str, None]] = defaultdict(dict)
     for name in names:
@@ -536,7 +539,8 @@ def _is_sorted(names: Sequence[str]) -> bool:
             kids[above][part] = None
             above = f"{above}.{part}"
     return all(
-        list(parts) in (sorted(parts), sorted(parts, key=_by_value)) for parts in kids.values()
+        list(parts) in [sorted(parts, key=key) for key in (str, "{}]".format, _by_value)]
+        for parts in kids.values()
     )
 
 

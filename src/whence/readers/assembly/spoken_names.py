@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import difflib
 import itertools
-import os
 import re
 from collections import Counter, defaultdict
 from collections.abc import Hashable, Iterable, Mapping, Sequence
@@ -195,7 +194,9 @@ def _take_words(rows: Sequence[list[str]], marks: Sequence[list[Mark]]) -> bool:
     """
     counts: Counter[str] = Counter()
     for row in rows:
-        counts.update({m.word for piece in row for part in _LEVEL.split(piece) for m in _marked(part)[1]})
+        counts.update(
+            {m.word for piece in row for part in _LEVEL.split(piece) for m in _marked(part)[1]}
+        )
     common = frozenset(word for word, count in counts.items() if 2 * count >= len(rows))
     before = sum(map(len, marks))
     for row, its_marks in zip(rows, marks, strict=True) if counts else ():
@@ -214,7 +215,8 @@ def _take_calls(
     They are at the same place of all names, and nearly every name without them occurs with each;
     but for ranks most of these names have another number, that of a layer.
     """
-    shared = len(os.path.commonprefix([row[:-1] for row in rows]))
+    columns = zip(*(row[:-1] for row in rows))
+    shared = sum(1 for _ in itertools.takewhile(lambda pieces: len({*pieces}) == 1, columns))
     firsts = [next((k for k, p in enumerate(row) if k >= shared and p), -1) for row in rows]
     stems = [len(row) - 1 - bool(name) for row, name in zip(rows, inner, strict=True)]
     lasts = [len(row) - 1 for row in rows]
@@ -360,25 +362,29 @@ def sides(names: Sequence[str]) -> list[tuple[str, str, str]]:
     layers.0.mlp. A name that states no side is an output under its whole name.
 
     A word at the end of a name, else at its beginning or as a folder, counts where every name has
-    one. Where only some have one, a clear word makes an input, and a word makes an output if its
-    module has an input: BERT has modules called output. Names that state inputs alone are checked
-    one by one, under their whole names.
+    one, or most have one and most of their modules have both sides. Elsewhere a clear word makes an
+    input, and a word makes an output if its module has an input: BERT has modules called output.
+    Names that state inputs alone are checked one by one, under their whole names.
     """
-    corrected = [_MISSPELT.sub(_corrected, name) for name in names]
-    at_end, at_start = map(_at_end, corrected), map(_at_start, names)
-    at_end, at_start = [*at_end], [*at_start]
-    if len(names) > 1 and not any(side and side[0] for side in at_end):
-        at_end = [None] * len(names)  # out1, out2: no outputs of one call
+    at_end = [_at_end(_MISSPELT.sub(_corrected, name)) for name in names]
     if all(side and side[0] and side[1] == "input" for side in at_end):
         return [(name, "output", "0") for name in names]  # what was recorded, in its order
-    marked, with_inputs = at_end, _scopes(at_start, "input")
-    called = with_inputs & (with_outputs := _scopes(at_start, "output"))
-    if all(at_end) and not _are_folders(filter(None, at_end)):
-        called = _scopes(at_end, "output")
-    elif 2 * sum(map(bool, at_start)) > len(names) and 2 * len(called) >= max(
-        len(with_inputs), len(with_outputs)
-    ):
-        marked = [side if side and side[0] in called else None for side in at_start]
+    at_start = [_at_start(name) for name in names]
+    for marked, alone in ((at_end, 1), (at_start, 0)):
+        called, with_inputs = _scopes(marked, "output"), _scopes(marked, "input")
+        both = called & with_inputs
+        if marked is at_end and all(at_end):
+            # out1, out2 are no outputs of one call
+            if (both or called != {""}) and not _are_folders(filter(None, at_end)):
+                break
+        elif (
+            2 * sum(map(bool, marked)) > len(names)
+            and len(both) > alone
+            and 2 * len(both) >= max(len(called), len(with_inputs))
+        ):
+            called = both
+            marked = [side if side and side[0] in both else None for side in marked]
+            break
     else:
         marked = [_at_end(name, clear=True) for name in names]
         called = _scopes(marked, "input")
@@ -392,9 +398,13 @@ _MISSPELT = re.compile(r"[A-Za-z]{4,8}(?=[._-]?\d*$)")
 
 
 def _corrected(match: re.Match[str]) -> str:
-    """Returns a word of a side as it is spelt rightly."""
-    (word, *_) = difflib.get_close_matches(match[0].lower(), _CLEAR_WORDS, 1, 0.85) or [match[0]]
-    return word
+    return _spelt(match[0].lower()) or match[0]
+
+
+@lru_cache(maxsize=4096)
+def _spelt(word: str) -> str:
+    """Returns the word of a side that a word is a slip of, "" for none."""
+    return next(iter(difflib.get_close_matches(word, _CLEAR_WORDS, 1, 0.85)), "")
 
 
 def _scopes(sides: Iterable[tuple[str, str, str] | None], kind: str) -> set[str]:
@@ -443,50 +453,31 @@ def _at_start(name: str) -> tuple[str, str, str] | None:
 # ---- counters
 
 
+_WORD = r"^(?P<word>[A-Za-z]+[._-])?"
 _COUNTERS = (
-    re.compile(r"^(?P<number>\d{6,20}(?:[T_.-]\d{1,12}){0,2}|\d{1,12})[_-]"),  # or a time
-    re.compile(r"^(?P<number>\d{1,12})[._-](?=.)"),
-    re.compile(r"(?<=.)[._-](?P<number>\d{1,20})$"),
+    re.compile(_WORD + r"(?P<number>\d{6,20}(?:[T_.-]\d{1,12}){0,2}|\d{1,12})[_-]"),  # or a time
+    re.compile(_WORD + r"(?P<number>\d{1,12})[._-](?=.)"),
+    re.compile(r"(?<=.)(?P<word>)[._-](?P<number>\d{1,20})$"),
 )
 
 
 def counted(moments: Sequence[Hashable], scopes: Sequence[str]) -> list[tuple[str, int]] | None:
     """Returns (name without its counter, counter) of each name, None where there is none. All names
-    must have one: a number that belongs to one call in each moment. moments: steps and ranks.
+    must have one, behind the same word if any: a number that belongs to one call in each moment.
+    moments: steps and ranks.
 
     A number at the front, followed by a bar, is a counter. Any other number is one if it separates
     calls that have several names each, since all names inside a layer share its number.
     """
-    shared = _shared_start(scopes)
-    bare = [scope[len(shared) :] for scope in scopes]
-    for place, pattern in enumerate(_COUNTERS):
-        matches = [pattern.search(scope) for scope in bare]
-        if not scopes or not all(matches):
+    for pattern in _COUNTERS:
+        matches = [match for scope in scopes if (match := pattern.search(scope))]
+        words = {match["word"] for match in matches}
+        if len(matches) < len(scopes) or len(words) != 1:
             continue
-        counted_names = [
-            (scope[: m.start()] + scope[m.end() :], int(re.sub(r"\D", "", m["number"])))
-            for scope, m in zip(bare, matches, strict=True)
-            if m is not None
-        ]
-        names: dict[Hashable, set[str]] = defaultdict(set)
-        for moment, (name, number) in zip(moments, counted_names, strict=True):
-            names[moment, number].add(name)
-        tells = len({name for name, _ in counted_names}) > 1 and all(
-            len(n) == 1 for n in names.values()
-        )
-        if tells or (not place and not shared):
-            return counted_names
+        numbers = [int(re.sub(r"\D", "", match["number"])) for match in matches]
+        names = [m.string[: m.start()] + m.string[m.end() :] for m in matches]
+        calls = {*zip(moments, numbers, names, strict=True)}
+        tells = len(set(names)) > 1 and len(calls) == len({call[:2] for call in calls})
+        if tells or (pattern is _COUNTERS[0] and not any(words)):
+            return list(zip(names, numbers, strict=True))
     return None
-
-
-def _shared_start(names: Iterable[str]) -> str:
-    """Returns the common prefix of all names, up to a bar or a dot before a number; "" for one
-    name.
-    """
-    different = sorted(set(names))
-    if len(different) < 2:
-        return ""
-    first, last = different[0], different[-1]
-    size = next((k for k, (a, b) in enumerate(zip(first, last)) if a != b), 0)
-    match = re.match(r"[A-Za-z]+[._-](?=\d)", first)
-    return match[0] if match and match.end() <= size + 1 and last.startswith(match[0]) else ""

@@ -24,55 +24,60 @@ class TextsBeside:
     def __init__(self, root: Path) -> None:
         self._root = root
         self._texts: dict[PurePosixPath, Any] = {}
-        self._indexes: dict[PurePosixPath, dict[str, Any]] = {}
+        self._folders: dict[PurePosixPath, tuple[frozenset[str], dict[str, Any]]] = {}
 
     def of(self, name: str) -> Iterator[Any]:
         """Yields what is said of a file, the text of its own first: JSON, or words. name: relative,
         with forward slashes.
         """
-        pure = PurePosixPath(name)
-        for suffix in _OF_ONE:
-            yield self._read(pure.with_suffix(suffix))
-            yield self._read(pure.with_name(pure.name + suffix))
-        if pure.parent not in self._indexes:
-            self._indexes[pure.parent] = self._index(pure.parent)
-        index = self._indexes[pure.parent]
-        yield from (index[key] for key in (pure.name, pure.stem) if key in index)
+        yield from self._own(PurePosixPath(name))
+        yield from self._listed(PurePosixPath(name))
 
     def called(self, name: str) -> str:
         """Returns the name of the tensor in a file, "" where no text states it."""
-        for value in self.of(name):
-            if isinstance(value, dict):
-                value = next((value[k] for k in _NAMES if isinstance(value.get(k), str)), None)
-            elif self._is_beside(name, value):
-                continue
-            if isinstance(value, str) and value:
-                return value
+        pure = PurePosixPath(name)
+        trees = [tree for tree in self._own(pure) if isinstance(tree, dict)]
+        for value in (*trees, *self._listed(pure)):
+            names = [value.get(k) for k in _NAMES] if isinstance(value, dict) else [value]
+            if text := next((n for n in names if n and isinstance(n, str)), ""):
+                return text
         return ""
 
-    def _is_beside(self, name: str, value: Any) -> bool:
-        """Whether words are those of the text of a file of its own: not its name."""
-        return any(value is text for path, text in self._texts.items() if path.stem in name)
+    def _own(self, pure: PurePosixPath) -> Iterator[Any]:
+        names, _ = self._folder(pure.parent)
+        for suffix in _OF_ONE:
+            for name in (f"{pure.stem}{suffix}", f"{pure.name}{suffix}"):
+                if name in names:
+                    yield self._read(pure.with_name(name))
 
-    def _index(self, folder: PurePosixPath) -> dict[str, Any]:
-        """Returns what the texts of a folder say, by name of a file: under it as a key, in an entry
-        with it, at its number in a list, or behind it in a line.
+    def _listed(self, pure: PurePosixPath) -> list[Any]:
+        _, index = self._folder(pure.parent)
+        return [index[key] for key in (pure.name, pure.stem) if key in index]
+
+    def _folder(self, folder: PurePosixPath) -> tuple[frozenset[str], dict[str, Any]]:
+        """Returns (names of texts, what texts say by name of a file): under it as a key, in an
+        entry with it, at its number in a list, or behind it in a line.
         """
-        try:
-            names = [PurePosixPath(entry.name) for entry in os.scandir(self._root / folder)]
-        except OSError:
-            return {}
-        others = {name.stem for name in names if name.suffix not in _OF_ALL}
-        texts = sorted(n for n in names if n.suffix in _OF_ALL and n.stem not in others)
-        index: dict[str, Any] = {}
-        for text in texts if len(texts) <= _MOST else ():
-            tree = self._read(folder / text)
-            if isinstance(tree, str):
-                tree = dict(_LINE.findall(tree))
-            for part in [tree, *(tree.values() if isinstance(tree, dict) else ())]:
-                if isinstance(part, (dict, list)):
-                    index |= dict(_entries(part))
-        return index
+        if folder not in self._folders:
+            try:
+                names = [PurePosixPath(entry.name) for entry in os.scandir(self._root / folder)]
+            except OSError:
+                names = []
+            others = {name.stem for name in names if name.suffix not in _OF_ONE}
+            texts = [name for name in names if name.suffix in _OF_ONE]
+            shared = sorted(n for n in texts if n.suffix in _OF_ALL and n.stem not in others)
+            index: dict[str, Any] = {}
+            for text in shared if len(shared) <= _MOST else ():
+                index |= self._said(folder / text)
+            self._folders[folder] = frozenset(map(str, texts)), index
+        return self._folders[folder]
+
+    def _said(self, text: PurePosixPath) -> dict[str, Any]:
+        tree = self._read(text)
+        if isinstance(tree, str):
+            tree = dict(_LINE.findall(tree))
+        parts = [tree, *(tree.values() if isinstance(tree, dict) else ())]
+        return dict(e for p in parts if isinstance(p, (dict, list)) for e in _entries(p))
 
     def _read(self, name: PurePosixPath) -> Any:
         """Returns a JSON text, or its words; None where there is none."""
