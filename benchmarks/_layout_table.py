@@ -699,7 +699,7 @@ TABLE: dict[str, tuple[Layout, ...]] = {
     ),
     "last": (
         Layout("pt class around the name", class_around, touched="equal"),
-        Layout("npz moments and layers", dumps_of_moments, touched="equal"),
+        Layout("npz moments and layers", dumps_of_moments, touched="equal", own=short),
         Layout("pkl by step and rank", by_step_and_rank, steps=2, ranks=2),
         Layout("jsonl tag and call", tagged_lines, steps=2),
         Layout(

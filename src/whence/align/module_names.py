@@ -36,6 +36,12 @@ def normal_scope(scope: str) -> str:
     return ".".join(part for part in scope.split(".") if part and part not in WRAPPERS)
 
 
+@functools.lru_cache(maxsize=1 << 17)
+def any_separators(scope: str) -> str:
+    """A scope with a dot for whatever stands between its words, in lower case."""
+    return re.sub(r"[\W_]+", ".", normal_scope(scope)).strip(".").lower()
+
+
 def starred(scope: str) -> str:
     """The scope with every numeric component starred: siblings share it (`layers.*.mlp`)."""
     return ".".join("*" if part.isdigit() else part for part in scope.split("."))

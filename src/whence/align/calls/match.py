@@ -13,7 +13,7 @@ pairs is listed as unmatched, what several candidates fit equally as ambiguous.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from functools import cached_property
 from typing import NamedTuple
 
@@ -38,7 +38,14 @@ from whence.align.calls.site_pairing import (
     unique_contents,
 )
 from whence.align.calls.tensor_slots import pair_in_order, pair_slots
-from whence.align.module_names import WRAPPER_CLASSES, likeness, normal_scope, plain_scope, starred
+from whence.align.module_names import (
+    WRAPPER_CLASSES,
+    any_separators,
+    likeness,
+    normal_scope,
+    plain_scope,
+    starred,
+)
 from whence.errors import UsageError
 from whence.records import Call, Run, children
 from whence.records.marks import Mark, has_mark
@@ -658,30 +665,40 @@ def exact(pairing: SitePairing) -> None:
 
 
 def normalised(pairing: SitePairing) -> None:
-    """Names equal without wrappers and index styles; roots by class or as the only ones."""
-    free, others = pairing.free()
-    if not free or not others:
-        return
-    roots = match_roots(pairing.reference.keys, pairing.target.keys)
-    table: dict[Hashable, list[int]] = defaultdict(list)
-    for partner in others:
-        table[_normal(pairing, pairing.target, partner, {})].append(partner)
-    groups: dict[Hashable, list[int]] = defaultdict(list)
-    for site in free:
-        groups[_normal(pairing, pairing.reference, site, roots)].append(site)
-    for name, sites in groups.items():
-        matched, doubtful = _pair_namesakes(pairing, sites, table.get(name, []))
-        for site, partner in matched:
-            pairing.pair(site, partner, NORMAL, pairing.classes(site, partner))
-        pairing.doubtful.update(doubtful)
+    """Names equal without wrappers and index styles, then with any separators; roots by class or as
+    the only ones.
+    """
+    for spelt in (normal_scope, any_separators):
+        free, others = pairing.free()
+        if not free or not others:
+            return
+        roots = match_roots(pairing.reference.keys, pairing.target.keys)
+        table: dict[Hashable, list[int]] = defaultdict(list)
+        for partner in others:
+            table[_normal(pairing, pairing.target, partner, {}, spelt)].append(partner)
+        groups: dict[Hashable, list[int]] = defaultdict(list)
+        for site in free:
+            groups[_normal(pairing, pairing.reference, site, roots, spelt)].append(site)
+        for name, sites in groups.items():
+            matched, doubtful = _pair_namesakes(pairing, sites, table.get(name, []))
+            for site, partner in matched:
+                pairing.pair(site, partner, NORMAL, pairing.classes(site, partner))
+            if spelt is normal_scope:
+                pairing.doubtful.update(doubtful)
 
 
-def _normal(pairing: SitePairing, sites: Sites, site: int, roots: dict[str, str]) -> Hashable:
+def _normal(
+    pairing: SitePairing,
+    sites: Sites,
+    site: int,
+    roots: dict[str, str],
+    spelt: Callable[[str], str],
+) -> Hashable:
     key = sites.keys[site]
     return (
         pairing.lane(sites, site),
         roots.get(key.root, key.root),
-        normal_scope(key.scope),
+        spelt(key.scope),
         key.op,
         key.occurrence,
     )

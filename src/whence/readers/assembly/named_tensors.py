@@ -196,8 +196,8 @@ def of_files(
     names = [beside.called(name) for name in files]
     if all(names) and len(set(names)) == len(set(files)) == len(files):
         tensors = [
-            (replace(item, name=name, is_whole=True), *rest)
-            for (item, *rest), name in zip(tensors, names, strict=True)
+            (replace(item, name=name, is_whole=True), n, file, path)
+            for (item, n, file, path), name in zip(tensors, names, strict=True)
         ]
     paths = [_named_for(item, name) for item, *_, name in tensors]
     spoken = spoken_names.tell(

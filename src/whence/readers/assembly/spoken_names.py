@@ -43,7 +43,7 @@ _LAYERS = r"(?:layers?|l|blocks?|blk|h|stages?|encoders?|decoders?|experts?)"
 _COUNT = rf"(?!{_LAYERS}[_-]?\d)(?:(?P<word>[a-z]+)[_-]?)?(?P<number>\d{{1,9}})"
 _CALLS = (
     re.compile(rf"{_COUNT}$|(?P<key>[a-z]+)=(?P<value>\d{{1,9}})[./_-]", re.IGNORECASE),
-    re.compile(r"(?:^|[._@#/-])(?P<word>[a-gi-km-z]?)(?P<number>\d{1,9})$", re.IGNORECASE),
+    re.compile(r"(?:^|[\[._@#/-])(?P<word>[a-gi-km-z]?)(?P<number>\d{1,9})\]?$", re.IGNORECASE),
 )
 """Numbers behind words that are not known: all of a part, in front of one, or behind one."""
 _LAYER = re.compile(rf"{_LAYERS}[_-]?\d", re.IGNORECASE)
@@ -56,6 +56,7 @@ _DTYPE = "(?:bf|f|fp|b?float|u?int|i|u)(?:8|16|32|64)|bool"
 _CONTENT = re.compile(r"(?<=.)(?:[./](?:__\w{1,30}__(?:[./]0)?|data|tensor|array)|\[0\])$")
 _NO_NAME = re.compile(r"-\d{5}-of-\d{5}$|^[0-9a-f]{8}(?:-?[0-9a-f]{4}){3}-?[0-9a-f]{12}$")
 """A file that is a part of one, or is called by chance (UUID)."""
+_GLUED = re.compile(r"(?<=[a-z])(?=[A-Z])|(?<=[a-z]{3})(?=\d)|(?<=\d)(?=[A-Z])")
 _PLACE = re.compile(r"(?:arr_)?(\d{1,4})")
 _KEY = re.compile(r"""\[\s*(?:'([^'\]]*)'|"([^"\]]*)")\s*\]""")
 
@@ -121,6 +122,9 @@ def tell(paths: Sequence[str], inner: Sequence[str]) -> list[Said]:
     if len(set(inner)) == 1 and inner[0].lower() not in _SIDES and _tell_apart(paths):
         inner = [""] * len(inner)
     rows = [_pieces(path, name) for path, name in zip(paths, inner, strict=True)]
+    glued = sum(bool(re.fullmatch(r"[^\W_]+[a-z0-9][A-Z][^\W_]+", row[-1])) for row in rows)
+    if 2 * glued > len(rows) and not any(re.search(r"[\W_]", row[-1]) for row in rows):
+        rows = [[*row[:-1], _GLUED.sub("_", row[-1])] for row in rows]
     if all(_CONTENT.search(row[-1]) and row[-1].endswith("]") for row in rows):
         rows = [[*row[:-1], _CONTENT.sub("", row[-1])] for row in rows]
     marks = _marks_of_classes(rows)
@@ -164,7 +168,7 @@ def without_forms(paths: Sequence[str], shapes: Sequence[tuple[int, ...]]) -> Se
 @lru_cache(maxsize=1024)
 def _form(shape: tuple[int, ...]) -> re.Pattern[str]:
     numbers = "[x_,-]".join(map(str, shape)) or "scalar"
-    return re.compile(rf"(?<=.)(?:[._-](?:{_DTYPE}|[(\[]?{numbers}[)\]]?))+(?=\.\w+$)")
+    return re.compile(rf"(?<=.)(?:[._-](?:{_DTYPE}|[(\[]?{numbers}[)\]]?))+(?=[._-])")
 
 
 def _pieces(path: str, name: str) -> list[str]:
@@ -223,7 +227,9 @@ def _take_calls(
     for places, pattern in itertools.product((firsts, stems, lasts), _CALLS):
         found = [pattern.search(row[k]) for row, k in zip(rows, places, strict=True)]
         matches = [match for match in found if match is not None]
-        if len(matches) < len(rows) or any(m.start() and m.re is _CALLS[0] for m in matches):
+        if len(matches) < len(rows) or any(
+            (m.start() and m.re is _CALLS[0]) or _NO_NAME.search(m.string) for m in matches
+        ):
             continue
         words = {(m["word"] or m.groupdict().get("key") or "").lower() for m in matches}
         rests = [
@@ -248,15 +254,21 @@ def _take_calls(
 
 
 def _are_crossed(names: Sequence[str], numbers: Sequence[int], may_be_one: bool) -> bool:
-    """Whether numbers say when, and not what: of all combinations of a name and a number, more than
-    half occur. may_be_one: whether a number that all have says nothing.
+    """Whether numbers say when, and not what: most names occur with all of them, and the others
+    with all but the last, which may be missing. may_be_one: whether a number that all have says
+    nothing.
     """
-    different, many = set(names), len(set(numbers))
+    several: dict[str, set[int]] = defaultdict(set)
+    for name, number in zip(names, numbers, strict=True):
+        several[name].add(number)
+    all_ = set(numbers)
+    whole = sum(its == all_ for its in several.values())
     return (
-        many > 1 - may_be_one
-        and len(different) > 1 - (many > 1)
-        and "" not in different
-        and 2 * len({*zip(names, numbers, strict=True)}) > len(different) * many
+        len(several if len(all_) == 1 else all_) > 1
+        and may_be_one >= (len(all_) == 1)
+        and "" not in several
+        and 2 * whole >= len(several)
+        and all(its >= all_ - {max(all_)} for its in several.values())
     )
 
 
@@ -366,7 +378,7 @@ def sides(names: Sequence[str]) -> list[tuple[str, str, str]]:
     input, and a word makes an output if its module has an input: BERT has modules called output.
     Names that state inputs alone are checked one by one, under their whole names.
     """
-    at_end = [_at_end(_MISSPELT.sub(_corrected, name)) for name in names]
+    at_end = _with_arguments([_at_end(_MISSPELT.sub(_corrected, name)) for name in names])
     if all(side and side[0] and side[1] == "input" for side in at_end):
         return [(name, "output", "0") for name in names]  # what was recorded, in its order
     at_start = [_at_start(name) for name in names]
@@ -392,6 +404,24 @@ def sides(names: Sequence[str]) -> list[tuple[str, str, str]]:
         side if side and (side[1] == "input" or side[0] in called) else (name, "output", "0")
         for side, name in zip(marked, names, strict=True)
     ]
+
+
+def _with_arguments(
+    sides: Sequence[tuple[str, str, str] | None],
+) -> list[tuple[str, str, str] | None]:
+    """Returns inputs under the modules that have outputs, if a scope is that of one with the name
+    of an argument behind it.
+    """
+    called = {side[0] for side in sides if side and side[1] == "output"}
+    out: list[tuple[str, str, str] | None] = []
+    for side in sides:
+        if side and side[1] == "input" and side[0] not in called:
+            ends = (m.start() for m in re.finditer(r"[._/-]", side[0]))
+            above = max((e for e in ends if side[0][:e] in called), default=0)
+            if above:
+                side = (side[0][:above], "input", side[0][above:].strip("._/-"))
+        out.append(side)
+    return out
 
 
 _MISSPELT = re.compile(r"[A-Za-z]{4,8}(?=[._-]?\d*$)")
@@ -439,7 +469,7 @@ def _at_end(name: str, *, clear: bool = False) -> tuple[str, str, str] | None:
     if match is None or (clear and match["word"].lower() not in _CLEAR):
         return None
     side = (_SIDES | _LAST_WORDS)[match["word"].lower()]
-    return name[: match.start()], side, match["slot"] or "0"
+    return name[: match.start()].rstrip("._-/"), side, match["slot"] or "0"
 
 
 def _at_start(name: str) -> tuple[str, str, str] | None:

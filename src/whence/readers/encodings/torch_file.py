@@ -63,7 +63,7 @@ CONTENTS = ("value", "values", "data", "tensor", "array")
 """Usual keys of the tensor in a dict that also has its name."""
 _NAMES = ("layer", "module", "layer_name", "module_name", "op_name", "tensor_name")
 """Usual keys of the name in a dict of one tensor or call; a list of such dicts may use others."""
-_MARKS = ("step", "iteration", "iter", "token", "rank")
+_MARKS = ("epoch", "step", "iteration", "iter", "batch", "call", "token", "rank")
 _PLACES = ("torch", "torch.storage", "torch.cuda")
 _ONE_TENSOR = 4096
 """Most bytes of a pickle of one tensor."""
@@ -217,9 +217,12 @@ def _with_names(items: Sequence[Any], *, is_list: bool = False) -> list[tuple[An
 
 
 def _name_key(item: dict[Any, Any], *, is_list: bool) -> str:
-    """Returns the key of a dict's own name, "" where it has none."""
-    keys = (*_NAMES, "name", "op", "node", "tap") if is_list else _NAMES
-    return next((key for key in keys if isinstance(item.get(key), str)), "")
+    """Returns the key of a dict's own name, "" where it has none: of an item of a list, also the
+    key of its only text.
+    """
+    texts = [k for k, part in item.items() if isinstance(part, str) and not part.isdecimal()]
+    keys = (*_NAMES, "name", "op", "node", "tap", *texts[: len(texts) == 1]) if is_list else _NAMES
+    return next((key for key in keys if key in texts), "")
 
 
 def _with_names_beside(node: dict[Any, Any]) -> list[tuple[Any, Any]]:
