@@ -639,7 +639,12 @@ TABLE: dict[str, tuple[Layout, ...]] = {
             touched="equal",
             own=mixed_separators,
         ),
-        Layout("pkl trees", trees, steps=2),
+        Layout(
+            "pkl trees",
+            trees,
+            steps=2,
+            own=lambda _, name: ".".join(layer_of(name)).replace("layer_", "layers."),
+        ),
         Layout("csv a row an element", long_rows),
         Layout("printed first values", first_values),
         Layout("pt narrow on one side", one_side_narrow),

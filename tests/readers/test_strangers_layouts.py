@@ -4,6 +4,7 @@ the fault, and nothing of two runs that differ by rounding.
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 import json
 import os
@@ -199,6 +200,63 @@ def printed_by_a_logger(folder: Path, seen: Sequence[Tap], _side: str) -> None:
     (folder / "debug.log").write_text("".join(lines))
 
 
+def hashes_and_an_index(folder: Path, seen: Sequence[Tap], _side: str) -> None:
+    """Files called by hashes; a text says what each holds."""
+    index = {}
+    for tap in (tap for tap in seen if tap.step == 0):
+        key = hashlib.md5(tap.name.encode()).hexdigest()[:10]
+        index[key] = tap.name
+        np.save(folder / f"{key}.npy", tap.tensor)
+    (folder / "index.json").write_text(json.dumps(index))
+
+
+def bindings(folder: Path, seen: Sequence[Tap], _side: str) -> None:
+    """Raw bytes by number, what they are in one list beside them."""
+    listed = []
+    for n, tap in enumerate(tap for tap in seen if tap.step == 0):
+        tap.tensor.tofile(folder / f"binding_{n}.raw")
+        listed.append({"file": f"binding_{n}.raw", "name": tap.name, "dims": tap.tensor.shape})
+    (folder / "bindings.json").write_text(json.dumps({"bindings": listed}))
+
+
+def shapes_in_lines(folder: Path, seen: Sequence[Tap], _side: str) -> None:
+    for tap in (tap for tap in seen if tap.step == 0):
+        tap.tensor.tofile(folder / f"{tap.name}.f32")
+    lines = [f"{t.name}.f32 {'x'.join(map(str, t.tensor.shape))}\n" for t in seen if t.step == 0]
+    (folder / "shapes.txt").write_text("".join(lines))
+
+
+def what_stands_around_first(folder: Path, seen: Sequence[Tap], _side: str) -> None:
+    """{"around": {...}, "layers": [{...}]}: the first container is closed last."""
+    tree: dict[str, Any] = {"around": {}, "layers": [{} for _ in range(LAYERS)]}
+    for tap in (tap for tap in seen if tap.step == 0):
+        held = tree["around"] if tap.layer < 0 else tree["layers"][tap.layer]
+        held[tap.part or "out"] = tap.tensor
+    (folder / "acts.pkl").write_bytes(pickle.dumps(tree))
+
+
+def rows_of_objects(folder: Path, seen: Sequence[Tap], _side: str) -> None:
+    """np.save of an array of (name, array)."""
+    first = [tap for tap in seen if tap.step == 0]
+    rows = np.empty((len(first), 2), dtype=object)
+    for n, tap in enumerate(first):
+        rows[n, 0], rows[n, 1] = tap.name, tap.tensor
+    np.save(folder / "acts.npy", rows, allow_pickle=True)
+
+
+def dots_against_bars(folder: Path, seen: Sequence[Tap], side: str) -> None:
+    """Names with dots in one run, with bars in the other."""
+    for tap in (tap for tap in seen if tap.step == 0):
+        name = tap.name if side == "reference" else tap.name.replace(".", "_")
+        np.save(folder / f"{name}.npy", tap.tensor)
+
+
+def tags(folder: Path, seen: Sequence[Tap], _side: str) -> None:
+    """A line a call: its only text is the name, and `call` its step."""
+    lines = [{"tag": t.name, "call": t.step, "out": t.tensor.tolist()} for t in seen]
+    (folder / "acts.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+
 Write = Callable[[Path, Sequence[Tap], str], None]
 NAMED: dict[Write, tuple[str, int]] = {
     groups_of_h5: (f"blocks.{FAULT}.attn.proj", STEPS),
@@ -216,6 +274,13 @@ NAMED: dict[Write, tuple[str, int]] = {
     places_and_a_list_of_names: (f"blocks.{FAULT}.attn.proj", 1),
     printed_by_a_logger: (f"blocks.{FAULT}.attn.proj", 1),
     whole_blocks_beside_parts: (f"block{FAULT}.attn_proj", 1),
+    hashes_and_an_index: (f"blocks.{FAULT}.attn.proj", 1),
+    bindings: (f"blocks.{FAULT}.attn.proj", 1),
+    shapes_in_lines: (f"blocks.{FAULT}.attn.proj", 1),
+    what_stands_around_first: (f"layers.{FAULT}.attn.proj", 1),
+    rows_of_objects: (f"blocks.{FAULT}.attn.proj", 1),
+    dots_against_bars: (f"blocks.{FAULT}.attn.proj", 1),
+    tags: (f"blocks.{FAULT}.attn.proj", STEPS),
 }
 
 

@@ -201,3 +201,26 @@ def test_underscores_part_modules_where_several_have_parts():
     assert {("att_self_q", "att_self"), ("att_self", "att"), ("mlp_dense", "mlp")} <= pairs
     _, pairs = ordered(["gate", "gate_act", "h_q", "h_q_norm"])
     assert not {("gate_act", "gate"), ("h_q_norm", "h_q")} & pairs
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        ["Layer 0 - Self Attn - Q Proj", "Layer 0 - Self Attn - O Proj", "Layer 0 - Mlp", "Norm"],
+        [
+            "layer-1.attention__self__query",
+            "layer-1.attention__output__dense",
+            "layer-1.output__dense",
+        ],
+        ["layers.0.1", "layers.0.2", "layers.1.0"],
+    ],
+)
+def test_words_and_parts_may_be_separated_by_anything(names):
+    assert ordered(names[::-1])[0] == names
+
+
+def test_keys_in_brackets_that_are_sorted_are_no_order():
+    names = [f"l[{n}].{part}" for n in (0, 10, 1, 2) for part in ("attn.o", "attn.q", "mlp")]
+    _, pairs = ordered(names, file=["f"] * 12, entry=list(range(12)))
+    assert ("l[2].attn.q", "l[2].attn.o") in pairs
+    assert ("l[2].mlp", "l[10].attn.o") in pairs

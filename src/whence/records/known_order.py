@@ -222,7 +222,9 @@ _CLASS = re.compile(
     r"(\w+_)?(norm|normalization)|(layer|batch|rms|group)norm|conv([123]d)?|linear|dense|gemm|matmul|add|mul"
     r"|\w*(relu|gelu|silu|softmax|pool([123]d)?|pooling)|dropout|embedding"
 )
-_LAYER_BEHIND = re.compile(r"(?!.*[._/-]\d+[._/-])(.*?[A-Za-z].*?)[._@-](?:layer|block|blk|l|L)?[._-]?(\d+)")
+_LAYER_BEHIND = re.compile(
+    r"(?!.*[._/-]\d+[._/-])(.*?[A-Za-z].*?)[._@-](?:layer|block|blk|l|L)?[._-]?(\d+)"
+)
 _INDEX = re.compile(r"\[(\d+)\]|:\d+$")
 _BETWEEN_PARTS, _BETWEEN_WORDS = re.compile(r"\s+-\s+|(?<=[^_])__(?=[^_])|:\s+"), re.compile(r"\s+")
 _LAYER_IN_CHINESE = re.compile(r"第(\d+)[层块]|[层块][._-]?(\d+)")

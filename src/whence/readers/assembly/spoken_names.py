@@ -49,6 +49,7 @@ _CALLS = (
 _LAYER = re.compile(rf"{_LAYERS}[_-]?\d", re.IGNORECASE)
 _OWN = re.compile(rf"(?:^|[._/-]){_LAYERS}?[_-]?\d+(?=$|[._/-])", re.IGNORECASE)
 _RANK_LETTER, _CALL_LEVEL = "r", 4
+_OF_A_RUN = 1000  # from where on a number that all names have is one of a process or a port
 _CALL_OF_CLASS = re.compile(
     r"(?:(?:Module|Cell)\.)?(?:(.+)\.)?[A-Z]\w*\.forward(?:\.(\d{1,9}))?(?=\.(?:input|output)|$)(.*)"
 )
@@ -244,7 +245,7 @@ def _take_calls(
         is_rank = words == {_RANK_LETTER}
         if len(words) > 1 or not _are_crossed(names, numbers, pattern is _CALLS[1]):
             continue
-        if is_rank or 2 * own > len(rows):
+        if is_rank or 2 * own > len(rows) or {*numbers} == {max(numbers[0], _OF_A_RUN)}:
             mark = (-1, _RANK_LETTER) if is_rank else (_CALL_LEVEL, "call")
             for row, rest, its_marks, number in zip(rows, rests, marks, numbers, strict=True):
                 row[:] = rest
