@@ -5,6 +5,7 @@ spread are taken into account.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from collections.abc import Iterable, Sequence
 
@@ -18,6 +19,11 @@ from whence.comparison.verdicts.repeated_runs import RepeatedRuns
 from whence.judge.policy import Policy
 from whence.records import Call
 from whence.results import Measured, SlotPair
+
+_CANCELLED, _OF_ALL = 0.3, 1e-3
+"""Shares of a module's largest gradient and of the largest gradient of all. A smaller gradient may
+be the remainder of larger terms that cancel.
+"""
 
 
 class PairErrors:
@@ -54,10 +60,48 @@ class PairErrors:
             error = dataclasses.replace(error, exact=False, drift=None)
         if error.value is None and error.u and measured.tier != "none":
             error = self._between_sentinels(slot, error)
-        if error.u and not error.codes and (place := judge.lone_element(measured)) is not None:
+        if largest := self._gradients.get(slot.reference_record, 0.0):
+            error = self.of_terms(slot, error, largest, self._gradients[-1])
+        elif error.u and not error.codes and (place := judge.lone_element(measured)) is not None:
             error = dataclasses.replace(error, lone=self._lone(slot, place, measured))
         spread = self._repeated.spread(slot.reference_record, measured)
         return dataclasses.replace(error, spread=spread) if spread else error
+
+    @functools.cached_property
+    def _gradients(self) -> dict[int, float]:
+        """The largest norm of a gradient of its module by record, and of all modules by -1, where a
+        dump has the gradients of the parameters of a module as one call.
+        """
+        largest = {-1: 0.0}
+        for call in self.paired.calls:
+            if call.op_type == "parameters_grad" and call.id in self.paired.pair_of:
+                slots = self.paired.slots_of(call.id).values()
+                norm = max(map(self.norm, slots), default=0.0)
+                largest |= dict.fromkeys((s.reference_record for s in slots), norm)
+                largest[-1] = max(largest[-1], norm)
+        return largest
+
+    def of_terms(
+        self, slot: SlotPair, error: judge.PairError, largest: float, of_all: float
+    ) -> judge.PairError:
+        """The error of a gradient; that of a small one, whose terms cancel, in units of these
+        terms. largest, of_all: norms of the largest gradient of its module and of all modules.
+        """
+        if not error.value or not largest or not math.isfinite(error.value):
+            return error
+        terms = max(_CANCELLED * largest, _OF_ALL * of_all)
+        value = error.value * min(1.0, self.norm(slot) / terms)
+        if value > judge.LIMITS.within(error.u):
+            return error
+        return dataclasses.replace(error, value=value, drift=None, lone=0.0)
+
+    def norm(self, slot: SlotPair) -> float:
+        """The 2-norm of the reference's tensor, 0 where it is not known."""
+        measured = self.paired.measured[slot.reference_record, slot.target_record]
+        norm = measured.values.get("reference_norm")
+        if norm is None and (arrays := self.paired.arrays(slot)) is not None:
+            norm = float(np.linalg.norm(arrays[0].astype(np.float64).ravel()))
+        return norm if norm is not None and math.isfinite(norm) else 0.0
 
     def _of_codes(
         self, slot: SlotPair, error: judge.PairError, measured: Measured

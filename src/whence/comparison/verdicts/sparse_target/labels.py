@@ -5,12 +5,9 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
-import math
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-
-import numpy as np
 
 from whence import judge
 from whence.comparison.verdicts.declared.tolerances import allows
@@ -24,10 +21,6 @@ from whence.results import SlotPair, Verdict, VerdictKind
 _LEAST_SHARE = 10
 """Scales have one number for 16 codes or more: what has more is computed from as they are."""
 _SUSPECT = (VerdictKind.INTRODUCED, VerdictKind.UNDETERMINED)
-_CANCELLED, _OF_ALL = 0.3, 1e-3
-"""Shares of a module's largest gradient and of the largest gradient of all. A smaller gradient may
-be the remainder of larger terms that cancel.
-"""
 _PASSES = 3
 """Sums behind a gradient of 16 bits: the pass forward, the pass back, and that over the batch."""
 _NAMED = 4
@@ -184,13 +177,8 @@ class LabelJudge:
         """
         error, module = self._around.size_only(slot), known_order.module_of(label.scope)
         largest = self._gradients.get((_step_of(label), module), 0.0) if module else 0.0
-        if not error.value or not largest or not math.isfinite(error.value):
-            return error
-        terms = max(_CANCELLED * largest, _OF_ALL * self._gradients[_step_of(label), ""])
-        value = error.value * min(1.0, self._norm(slot) / terms)
-        if value > judge.LIMITS.within(error.u):
-            return error
-        return dataclasses.replace(error, value=value)
+        of_all = self._gradients[_step_of(label), ""] if largest else 0.0
+        return self.errors.of_terms(slot, error, largest, of_all)
 
     def _is_rounded_gradient(self, label: Call, growth: judge.ErrorGrowth, u: float) -> bool:
         """Whether a label is a 16-bit gradient whose error does not stand out from earlier ones."""
@@ -208,15 +196,10 @@ class LabelJudge:
             for label in labels:
                 if module := known_order.module_of(label.scope):
                     for key in ((_step_of(label), module), (_step_of(label), "")):
-                        largest[key] = max(largest[key], *map(self._norm, self._slots(label)), 0.0)
+                        largest[key] = max(
+                            largest[key], *map(self.errors.norm, self._slots(label)), 0.0
+                        )
         return largest
-
-    def _norm(self, slot: SlotPair) -> float:
-        measured = self.paired.measured[slot.reference_record, slot.target_record]
-        norm = measured.values.get("reference_norm")
-        if norm is None and (arrays := self.paired.arrays(slot)) is not None:
-            norm = float(np.linalg.norm(arrays[0].astype(np.float64).ravel()))
-        return norm if norm is not None and math.isfinite(norm) else 0.0
 
     def _verdict(
         self,
