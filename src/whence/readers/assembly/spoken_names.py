@@ -199,9 +199,8 @@ def _take_words(rows: Sequence[list[str]], marks: Sequence[list[Mark]]) -> bool:
     """
     counts: Counter[str] = Counter()
     for row in rows:
-        counts.update(
-            {m.word for piece in row for part in _LEVEL.split(piece) for m in _marked(part)[1]}
-        )
+        if words := [word for piece in row for word in _words_of(piece)]:
+            counts.update(set(words))
     common = frozenset(word for word, count in counts.items() if 2 * count >= len(rows))
     before = sum(map(len, marks))
     for row, its_marks in zip(rows, marks, strict=True) if counts else ():
@@ -226,8 +225,8 @@ def _take_calls(
     stems = [len(row) - 1 - bool(name) for row, name in zip(rows, inner, strict=True)]
     lasts = [len(row) - 1 for row in rows]
     for places, pattern in itertools.product((firsts, stems, lasts), _CALLS):
-        found = [pattern.search(row[k]) for row, k in zip(rows, places, strict=True)]
-        matches = [match for match in found if match is not None]
+        found = (pattern.search(row[k]) for row, k in zip(rows, places, strict=True))
+        matches = [match for match in itertools.takewhile(bool, found) if match is not None]
         if len(matches) < len(rows) or any(
             (m.start() and m.re is _CALLS[0]) or _NO_NAME.search(m.string) for m in matches
         ):
@@ -296,6 +295,14 @@ def _mark(match: re.Match[str]) -> Mark:
     return Mark(level, match[f"s{level}"].lower(), int(match[f"n{level}"]))
 
 
+@lru_cache(maxsize=65536)
+def _words_of(piece: str) -> frozenset[str]:
+    """Returns the words of the marks in a part of a path."""
+    parts = _LEVEL.split(piece) if _ANY.search(piece) else ()
+    return frozenset(mark.word for part in parts for mark in _marked(part)[1])
+
+
+@lru_cache(maxsize=65536)
 def _parted(piece: str, common: frozenset[str]) -> tuple[str, tuple[Mark, ...]]:
     """As `_marked`, for a part of a path, and for what stands between its dots, that consists of
     marks only, or only with words that most names have.
