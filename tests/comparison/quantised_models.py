@@ -54,13 +54,13 @@ class Net:
         return h.make_model(graph, opset_imports=[h.make_opsetid("", 17)], ir_version=9)
 
 
-def quantised(source, path, **options):
+def quantised(source, path, feeds=None, **options):
     """Quantise a file with what `quantize_static` takes, calibrated on some inputs."""
     from onnxruntime.quantization import CalibrationDataReader, quantize_static
 
     class Reader(CalibrationDataReader):
         def __init__(self):
-            self.batches = iter([inputs(seed) for seed in range(3)])
+            self.batches = iter(feeds or [inputs(seed) for seed in range(3)])
 
         def get_next(self):
             return next(self.batches, None)
@@ -88,8 +88,8 @@ def edited(source, path, **changed):
     return path
 
 
-def captured(path, folder, level="off"):
-    """A run of a model file on inputs that it was not calibrated on."""
+def captured(path, folder, level="off", feeds=None):
+    """A run of a model file on inputs that it was not calibrated on, or on `feeds`."""
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
@@ -100,5 +100,5 @@ def captured(path, folder, level="off"):
     )
     session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
     with whence.capture(session, folder):
-        session.run(None, inputs(9))
+        session.run(None, feeds or inputs(9))
     return folder

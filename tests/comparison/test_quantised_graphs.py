@@ -148,3 +148,42 @@ def test_codes_read_otherwise_than_made(folder, tmp_path):
     onnx.save(model, str(tmp_path / "bad.onnx"))
     result = whence.compare(folder / "float", captured(tmp_path / "bad.onnx", tmp_path / "bad"))
     assert "another scale or zero point than it was made with" in result.findings[0].sentence
+
+
+def test_codes_at_the_end_of_their_range_take_nothing_back(tmp_path):
+    """Calibrated on the one row that it is asked, a score stays at the end of the range of codes
+    whatever too large a number comes in.
+    """
+    random = np.random.default_rng(0)
+    row = {"x": np.abs(random.standard_normal((1, 8))).astype("f4")}
+    weights = {
+        "first": np.abs(random.standard_normal((8, 6))).astype("f4"),
+        "last": -np.abs(random.standard_normal((6, 1))).astype("f4"),
+    }
+    nodes = [
+        onnx.helper.make_node("MatMul", ["x", "first"], ["h"], "h"),
+        onnx.helper.make_node("MatMul", ["h", "last"], ["s"], "s"),
+        onnx.helper.make_node("Sigmoid", ["s"], ["y"], "y"),
+    ]
+    ends = [
+        [onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, shape)]
+        for name, shape in (("x", [1, 8]), ("y", [1, 1]))
+    ]
+    held = [onnx.numpy_helper.from_array(array, name) for name, array in weights.items()]
+    model = onnx.helper.make_model(
+        onnx.helper.make_graph(nodes, "graph", *ends, held),
+        opset_imports=[onnx.helper.make_opsetid("", 17)],
+        ir_version=9,
+    )
+    onnx.save(model, str(tmp_path / "float.onnx"))
+    scheme = {**options_of(PER_CHANNEL), "op_types_to_quantize": ["MatMul"]}
+    path = quantised(tmp_path / "float.onnx", tmp_path / "qdq.onnx", feeds=[row], **scheme)
+    wrong = edited(path, tmp_path / "bad.onnx", first_scale=lambda s: s * np.float32(1.25))
+    runs = [
+        captured(file, tmp_path / file.stem, feeds=row)
+        for file in (tmp_path / "float.onnx", path, wrong)
+    ]
+    assert whence.compare(*runs[:2]).status == "same"
+    result = whence.compare(runs[0], runs[2])
+    assert result.status == "different", result
+    assert "first_quantized: scale x1.2" in result.findings[0].sentence

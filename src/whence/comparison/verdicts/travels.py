@@ -74,6 +74,7 @@ Arrays = Mapping[int, Array]
 """Tensors by record of the reference."""
 
 _SUSPECTS_PER_STRETCH = 24  # each costs one run of it
+_HIDES = 0.5  # share of a layer's results beyond the largest code
 _ENDS = 3  # calls behind a suspect that are asked whether it is taken back before them
 _SUSPECTS_TOGETHER = 6  # of which one or two may run by the target's programs
 _RIGHT_GRADIENTS = "the gradients that the optimiser takes are right"
@@ -127,6 +128,7 @@ class Neighbourhoods:
         self._suspects: list[int] = []
         self._asked: dict[int, int] = {}
         self._watched: frozenset[int] = frozenset()
+        self._cut_off: list[int] = []  # layers most of whose results are the largest code
 
     def judged(self, verdicts: Mapping[Key, Verdict]) -> dict[Key, Verdict]:
         """The verdicts, without those of suspects that a stretch around them acquits."""
@@ -142,6 +144,9 @@ class Neighbourhoods:
         self._watched = frozenset(
             record for key, _ in suspects for record in self._regions[key].outputs
         )
+        self._cut_off = [
+            call for (call, _), v in verdicts.items() if v.numbers.get("saturated", 0.0) > _HIDES
+        ]
         suspects.sort(key=lambda suspect: suspect[1].verdict == VerdictKind.UNDETERMINED)
         asked_of = (k for k, v in suspects if v.verdict in GUILTY or (k[1] >= 0 and not v.slot))
         self._suspects = list(dict.fromkeys(call for call, _ in asked_of))
@@ -441,6 +446,8 @@ class Neighbourhoods:
         suspects inside computed by the target's programs.
         """
         for stretch in self._around(number):
+            if any(c != suspect and self._is_inside(c, stretch) for c in self._cut_off):
+                return  # they hide what comes in
             if stretch.can_acquit:
                 yield stretch
                 continue
