@@ -105,7 +105,13 @@ def side(tmp_path_factory):
 
 
 @pytest.mark.parametrize(
-    ("fault", "code", "status"), [("", 0, "same"), ("1.2", 0, "different"), ("1.2", 9, "different")]
+    ("fault", "code", "status"),
+    [
+        ("", 0, "same"),
+        ("", 130, "undecided"),  # stopped: what it did not reach was not compared
+        ("1.2", 0, "different"),
+        ("1.2", 9, "different"),
+    ],
 )
 def test_two_sides_in_one_process(tmp_path, fault, code, status):
     (tmp_path / "one.py").write_text(ONE)

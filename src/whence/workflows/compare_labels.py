@@ -18,6 +18,7 @@ from whence.workflows.saved import AnyPath, AnyRun, as_run, check_output, storin
 
 if TYPE_CHECKING:
     from whence.comparison.prepare.label_sides import Label, TensorMatcher
+    from whence.records import Run
 
 _SHOWN = 3  # sentences of a kind
 _MOMENTS = ("before", "after")  # folders in which libraries keep what an operation takes and gives
@@ -95,7 +96,7 @@ def labels_compared(
         CompareOptions(replay=False, strict=strict, match="exact", stated=True, progress=progress),
     )
     result = msgspec.structs.replace(result, levels=tuple(_levels(result, compared)))
-    return _with_alone(result, rows, notes), rows
+    return _with_alone(result, rows, notes, _not_reached(runs)), rows
 
 
 def _levels(result: Comparison, rows: Sequence[TensorMatcher]) -> Iterator[str]:
@@ -164,11 +165,19 @@ def run_labels(
     return exit_code, result
 
 
+def _not_reached(runs: Sequence[Run]) -> str:
+    """Why labels may be missing on both sides, in a sentence; "" where all commands ended alike."""
+    codes = [run.info.settings.get("exit_code", 0) for run in runs]
+    if not any(codes) or (len(runs) > 1 and all(codes)):
+        return ""
+    return f"the command ended with exit code {max(codes)}: what it did not reach was not compared"
+
+
 def _with_alone(
-    result: Comparison, rows: Sequence[TensorMatcher], sentences: Sequence[str]
+    result: Comparison, rows: Sequence[TensorMatcher], sentences: Sequence[str], not_reached: str
 ) -> Comparison:
     """Add to the comparison the labels without a partner and the tensors that are missing: neither
-    passes.
+    passes, nor does a program that stopped before its end.
     """
     unpaired = [row for row in rows if row.reference is None or row.target is None]
     names: dict[str, list[str]] = defaultdict(list)
@@ -202,6 +211,8 @@ def _with_alone(
         status, headline = "undecided", " and ".join(words)
         if missing:
             headline += f"; {missing[0]}"
+    elif status == Status.SAME and not_reached:
+        status, headline = "undecided", not_reached
 
     def in_task(finding: Finding) -> Finding:
         return (

@@ -145,7 +145,9 @@ class Neighbourhoods:
             record for key, _ in suspects for record in self._regions[key].outputs
         )
         self._cut_off = [
-            call for (call, _), v in verdicts.items() if v.numbers.get("saturated", 0.0) > _HIDES
+            call
+            for (call, _), v in verdicts.items()
+            if (v.numbers.get("saturated") or 0.0) > _HIDES
         ]
         suspects.sort(key=lambda suspect: suspect[1].verdict == VerdictKind.UNDETERMINED)
         asked_of = (k for k, v in suspects if v.verdict in GUILTY or (k[1] >= 0 and not v.slot))
