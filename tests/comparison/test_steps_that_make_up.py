@@ -131,28 +131,3 @@ def test_packed_rows_are_the_same_as_padded_ones(wrong, status, tmp_path):
             net(torch.linspace(-1, 1, 80).reshape(4, 5, 4).sin(), torch.tensor([5, 2, 4, 3]))
     result = whence.compare(*runs)
     assert result.status == status, [f.sentence for f in result.findings]
-
-
-def test_gradients_by_function_cover_passes_without_elements(tmp_path):
-    """`torch.func.grad` shows no elements inside: the gradients that the step takes do."""
-    runs = []
-    for by_function in (False, True):
-        torch.manual_seed(0)
-        net = nn.Sequential(*(nn.Linear(8, 8) for _ in range(6)))
-        x, y = torch.randn(6, 8), torch.randn(6, 8)
-        step = torch.optim.SGD(net.parameters(), 0.1)
-        runs.append(tmp_path / str(by_function))
-        with whence.capture(net, runs[-1]):
-            if by_function:
-
-                def value(held, net=net, x=x, y=y):
-                    return F.mse_loss(torch.func.functional_call(net, held, (x,)), y)
-
-                held = {n: p.detach() for n, p in net.named_parameters()}
-                for name, gradient in torch.func.grad(value)(held).items():
-                    net.get_parameter(name).grad = gradient
-            else:
-                F.mse_loss(net(x), y).backward()
-            step.step()
-    result = whence.compare(*runs)
-    assert result.status == "same", result.headline

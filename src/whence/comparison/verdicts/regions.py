@@ -538,8 +538,10 @@ class SegmentJudge:
         """
         calls, kids = self.paired.calls, self.paired.kids[region.call]
         opened = [k for k in kids[: region.stretch + 1] if has_mark(calls[k], Mark.OPENED)]
+        if not opened:
+            return None
         program = self.paired.reference.programs.get(calls[region.call].program)
-        if not opened or program is None:
+        if program is None:
             return None
         wrong = self.paired.slot(verdict.pair, verdict.slot) if verdict.slot else None
         operand = dict(program.outputs).get(verdict.slot, {})

@@ -51,9 +51,8 @@ class StepGradients:
         the program's inputs. Then a difference in a loss or backward pass before is one of scale,
         of order or of the parts that are summed.
         """
-        return self._may_a_step_tell(call) and self._is_right_behind(call)
-
-    def _is_right_behind(self, call: Call) -> bool:
+        if not self._may_a_step_tell(call):
+            return False
         taken = self._taken_behind(call)
         return bool(taken) and (
             all(self._distance(step) <= 1 for step in taken)
@@ -88,20 +87,22 @@ class StepGradients:
         return self._made_up[step]
 
     def _leaves_right_parameter(self, call: Call) -> bool:
-        """Whether an optimiser's call leaves the reference's parameter, but for rounding."""
+        """Whether an optimiser's call leaves the reference's parameter, but for its own rounding:
+        what came in wrong may be all that is left.
+        """
         slots = self._paired.slots_of(call.id)
         if not {_HELD, _TAKEN, _LEFT} <= slots.keys():
             return False
-        held, left = (self._errors.of(slots[slot]) for slot in (_HELD, _LEFT))
-        room = LIMITS.growth * (math.inf if held.value is None else held.value + 2 * left.u)
-        return left.exact or (left.value is not None and left.value <= room < math.inf)
+        left = self._errors.of(slots[_LEFT])
+        return left.exact or (left.value is not None and left.value <= LIMITS.growth * 2 * left.u)
 
     def _makes_up(self, call: Call) -> bool:
         """Whether the reference's step would leave another parameter with the target's gradient."""
         figures = self._replays.figures.get(call.id)
         if figures is None and self._replays.replayer is not None:
             figures = self._replays.replay(self._paired.pair(self._paired.pair_of[call.id])).local
-        return any(figure.score > LIMITS.certain for figure in (figures or {}).values())
+        figure = (figures or {}).get(_LEFT)
+        return figure is not None and figure.score > LIMITS.certain
 
     def wrong_behind(self, loss: Call) -> str:
         """Behind a loss of rows that the runs take in other parts: what is wrong with the gradients
@@ -164,14 +165,12 @@ class StepGradients:
 
     def cover(self, call: Call) -> bool:
         """Whether a call that could not be measured is shown to be right: by the gradients that the
-        next step takes, which come of all that was computed before, or, for an optimiser's call, by
-        the parameters that later calls read.
+        next step takes, or, for an optimiser's call, by the parameters that later calls read.
         """
         written = [r.record for r in call.refs if is_written(r.slot)]
         is_step = call.phase == OPTIMIZER
         left = [self._errors.of(self._read[n]) for n in written if is_step and n in self._read]
-        may_tell = self._may_a_step_tell(call) or (call.phase == "forward" and not call.op)
-        return (may_tell and self._is_right_behind(call)) or (
+        return self.take_back(call) or (
             bool(left) and all(e.exact or (e.value or math.inf) <= LIMITS.within(e.u) for e in left)
         )
 
