@@ -1,0 +1,1 @@
+"""Models written anew by somebody else, each beside its reference."""
