@@ -102,7 +102,7 @@ def filled(model: nn.Module, seed: int = 0) -> nn.Module:
             noise = torch.rand(tensor.shape, generator=generator)
             if tensor.ndim > 1:
                 spread = torch.randn(tensor.shape, generator=generator)
-                tensor.copy_(spread / max(1, tensor[0].numel()) ** 0.5)
+                tensor.copy_(spread / (tensor.shape[-1] if tensor.ndim == 3 else tensor[0].numel()) ** 0.5)
             else:
                 tensor.copy_(noise * 0.4 + (-0.2 if "bias" in name else 0.8))
     return model.eval()

@@ -114,9 +114,21 @@ def _join_projections(editor: PlanEditor) -> None:
     # What weights prove comes before what activations suggest.
     for family in sorted(families.values(), key=lambda f: not f.why.startswith("weights")):
         if family.places:
-            joined = [group for group in family.groups if _join(editor, group, family)]
+            joined = [g for g in _surest_first(editor, family.groups) if _join(editor, g, family)]
             if joined:
                 editor.notes.append(_sentence(joined[0], family))
+
+
+def _surest_first(editor: PlanEditor, groups: Sequence[Group]) -> Sequence[Group]:
+    """Of groups that want the same call, those first whose own weights say so."""
+    wanted = Counter((c.scope, c.id) for g in groups for c in (*g.parts, g.whole))
+
+    def is_doubtful(group: Group) -> bool:
+        calls = (*group.parts, group.whole)
+        has_rivals = any(wanted[c.scope, c.id] > 1 for c in calls)
+        return has_rivals and by_weights(editor, group) is None
+
+    return sorted(groups, key=is_doubtful)
 
 
 def _sentence(group: Group, family: _Family) -> str:

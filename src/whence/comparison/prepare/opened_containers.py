@@ -11,12 +11,14 @@ from collections.abc import Mapping, Sequence, Set
 import msgspec
 
 from whence import align
+from whence.align.calls.site_pairing import ORDER
 from whence.errors import ReplayRefused
 from whence.records import Call, Over, Program, Ref, Run, children
 from whence.records.marks import Mark, has_mark, mark
 from whence.records.program import identified
+from whence.records.training import OPTIMIZER, backward_child, is_sum
 from whence.replay.flatten import Flat, Node, flatten
-from whence.results import SlotPair
+from whence.results import CallPair, Plan, SlotPair
 
 
 class Opened(Over):
@@ -31,14 +33,14 @@ def with_containers_of_both(aligned: align.Aligned) -> align.Aligned:
     """Two aligned runs in which every container around a paired call is paired itself. Calls and
     records keep their ids.
     """
-    plan = aligned.plan
+    plan = _without_other_places(aligned)
     alone, alone_target = plan.unmatched_reference, plan.unmatched_target
     reference, taken = opened(aligned.reference, {p.reference for p in plan.pairs}, {*alone})
     target, taken_target = opened(
         aligned.target, {k for p in plan.pairs for k in (p.target, *p.also)}, {*alone_target}
     )
     if reference is aligned.reference and target is aligned.target:
-        return aligned
+        return aligned if plan is aligned.plan else align.Aligned(reference, target, plan)
     held = {_content(target, ref): ref for call in target.calls for ref in call.slots("param")}
     pairs = []
     for pair in plan.pairs:
@@ -64,6 +66,52 @@ def with_containers_of_both(aligned: align.Aligned) -> align.Aligned:
         unmatched_target=tuple(k for k in alone_target if not _is_opened(target.calls[k])),
     )
     return align.Aligned(reference, target, plan)
+
+
+def _without_other_places(aligned: align.Aligned) -> Plan:
+    """The plan without pairs that rest on a place in the program alone, which says nothing where
+    modules are divided otherwise: backward passes that lead to children which are no pair, and
+    gradients and steps of parameters, paired in order, whose modules are none.
+    """
+    plan, runs = aligned.plan, (aligned.reference, aligned.target)
+    partners = {p.reference: (p.target, *p.also) for p in plan.pairs}
+    paired = {*partners}, {k for targets in partners.values() for k in targets}
+    below = [children(run.calls) for run in runs]
+    at = [{(c.rank, c.order): c.id for c in run.calls if c.phase == "forward"} for run in runs]
+    modules = {
+        (runs[0].calls[k].scope, runs[1].calls[t].scope)
+        for k, targets in partners.items()
+        for t in targets
+        if runs[0].calls[k].phase == "forward"
+    }
+
+    def leads_elsewhere(pair: CallPair) -> bool:
+        call, partner = runs[0].calls[pair.reference], runs[1].calls[pair.target]
+        if call.phase == OPTIMIZER or is_sum(call.op):
+            started = call.by_slot.get("input.param"), partner.by_slot.get("input.param")
+            if pair.rule != ORDER or (call.scope, partner.scope) in modules or None in started:
+                return pair.rule == ORDER and (call.scope, partner.scope) not in modules
+            of, across = (run.records[r] for run, r in zip(runs, started, strict=True))
+            return not of.hash or of.hash != across.hash
+        kids = []
+        for side, inner in enumerate((call, partner)):
+            child = backward_child(inner.op)
+            around = below[side].get(at[side].get((inner.rank, inner.forward), -1), ())
+            if child is None or child >= len(around):
+                return False
+            kids.append(around[child])
+        are_paired = [kid in paired[side] for side, kid in enumerate(kids)]
+        return any(are_paired) and kids[1] not in partners.get(kids[0], ())
+
+    wrong = [p for p in plan.pairs if leads_elsewhere(p)]
+    if not wrong:
+        return plan
+    return msgspec.structs.replace(
+        plan,
+        pairs=tuple(p for p in plan.pairs if p not in wrong),
+        unmatched_reference=(*plan.unmatched_reference, *(p.reference for p in wrong)),
+        unmatched_target=(*plan.unmatched_target, *(p.target for p in wrong)),
+    )
 
 
 def _content(run: Run, ref: Ref) -> tuple[str, ...]:
@@ -115,16 +163,22 @@ def opened(
         if isinstance(flat, str):
             moved[top] = msgspec.structs.replace(whole, program="", no_program=flat)
             continue
-        origins = ((slot, *origin) for slot, origin in flat.origins.items())
-        refs = tuple(
-            Ref(slot, calls[call].by_slot[inner])
-            for slot, call, inner in origins
+        origins = [
+            (slot, calls[call], inner)
+            for slot, (call, inner) in flat.origins.items()
             if call in tops and inner in calls[call].by_slot
-        )
+        ]
+        refs = tuple(Ref(slot, call.by_slot[inner]) for slot, call, inner in origins)
+        flows = tuple(slot for slot, call, inner in origins if inner in call.gradients)
         scopes = tuple(calls[place].scope for place in flat.places)
         program = identified(msgspec.structs.replace(flat.program, scopes=scopes))
         programs.append(program)
-        moved[top] = msgspec.structs.replace(whole, program=program.id, refs=(*whole.refs, *refs))
+        moved[top] = msgspec.structs.replace(
+            whole,
+            program=program.id,
+            refs=(*whole.refs, *refs),
+            gradients=(*whole.gradients, *flows),
+        )
         taken[top] = refs
     return Opened(run, moved, programs), taken
 

@@ -287,6 +287,8 @@ class Neighbourhoods:
         outcome, stretch = Outcome.UNKNOWN, None
         for stretch in self._clean_around(start, region.call):
             outcome = self._outcome(region, verdict, stretch)
+            if outcome == Outcome.NO_EFFECT and _takes_back(verdict):
+                outcome = Outcome.IN_PLACE
             if outcome in (Outcome.TAKEN_BACK, Outcome.IN_PLACE):
                 words = self._change_in_words(region, verdict, stretch)
                 return acquitted(verdict, VerdictKind.OTHER_FORM, outcome, stretch, words)
