@@ -27,7 +27,7 @@ class Feature(NamedTuple):
     """One site as numbers that can be compared with those of another run. Ids come from one
     vocabulary for both runs; 0 means none.
 
-    kind: operator type. family: its family. shapes: of its parameters, extents sorted. weight: the
+    kind: operator type. family: its family. shapes: of its parameters, extents above 1 sorted. weight: the
     largest of these. content: elements of its parameters, in any order. layout: shapes, families
     and layouts of all sites below. out: shapes of its outputs. out_hash: their elements, bit by
     bit. elements: contents of its parameters and of those below. moments: (count, norm, abs_sum) of
@@ -119,7 +119,7 @@ class Features:
                     params.append(self._record(ref.record))
             elif is_output(ref.slot):
                 outputs.append(self._record(ref.record))
-        shapes = tuple(sorted(tuple(sorted(r.shape)) for r in params)) or None
+        shapes = tuple(sorted(tuple(sorted(n for n in r.shape if n > 1)) for r in params)) or None
         telling = sorted(c for c in (_content(r) for r in params) if c is not None)
         elements = frozenset(self._id(c) for c in telling).union(
             *(child.elements for child in below)

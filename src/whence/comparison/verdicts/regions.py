@@ -30,7 +30,7 @@ from whence.comparison.verdicts.repeated_runs import RepeatedRuns
 from whence.comparison.verdicts.sparse_target.judge import SparseTargetJudge
 from whence.comparison.verdicts.unseen_inputs import UnseenInputs
 from whence.dtypes import is_half_roundoff
-from whence.frameworks.operator_names import CHOOSES, base_name
+from whence.frameworks.operator_names import CHOOSES, VIEWS, base_name
 from whence.judge.limits import LIMITS, STRUCTURE_ELEMENTS
 from whence.judge.policy import Policy
 from whence.records import Call, Region
@@ -438,8 +438,8 @@ class SegmentJudge:
         if figures:
             verdict = self._replays.verdict(evidence, figures, replayed.broken)
             verdict = verdict.replace(stretch=evidence.segment)
-            if "whole" in verdict.numbers and (alone := self._replayed_alone(region)):
-                verdict = verdict.replace(where=alone.scope, named=alone.id)
+            if "whole" in verdict.numbers and (maker := self._maker(verdict, region)):
+                verdict = verdict.replace(where=maker.scope, named=maker.id)
             verdicts.append(verdict)
         if others:
             self._replays.not_replayed.add(evidence.pair.call.id)
@@ -510,19 +510,59 @@ class SegmentJudge:
             sentence=f"introduced here: {slot} has {words}",
         )
 
-    def _replayed_alone(self, region: Region) -> Call | None:
-        """The first unpaired leaf directly before a segment, which was replayed with it; None if
-        there is none or if no child of the container is paired.
+    def _maker(self, verdict: Verdict, region: Region) -> Call | None:
+        """The call that is named for a tensor of a segment that was replayed with the unpaired
+        leaves before it: the first of these, or what is around them all where their container is
+        another one in the target.
+        """
+        leaves, maker = self._replayed_alone(region), self._opened(verdict, region)
+        if maker is None or not leaves or has_mark(maker, Mark.OPENED):
+            return maker or next(iter(leaves), None)
+        calls, kids = self.paired.calls, self.paired.kids[region.call]
+        around = [calls[region.call], *(calls[k] for k in kids if has_mark(calls[k], Mark.OPENED))]
+        code = self._code(region)
+        makers = [*leaves, *(call for call in around if call.scope in code)]
+        if makers == [maker]:
+            return maker
+        whole = [c for c in around if all(m is c or _is_inside(m, c) for m in makers)]
+        return max(whole, key=lambda call: len(call.scope))
+
+    def _code(self, region: Region) -> set[str]:
+        """Scopes of the operators in a segment of a container, without those that only add or look
+        at their tensors otherwise, as every residual stream does.
+        """
+        kids, call = self.paired.kids[region.call], self.paired.calls[region.call]
+        program = self.paired.reference.programs[call.program]
+        places = dict(program.calls)
+        before = [k for k in range(region.stretch) if kids[k] in self.paired.pair_of]
+        start = places.get(before[-1], 0) if before else 0
+        stop = places.get(region.stretch, len(program.operations))
+        operations = zip(program.operations[start:stop], program.scopes[start:stop])
+        plain = VIEWS | {"add", "clone", "contiguous"}
+        return {scope for op, scope in operations if base_name(op.name) not in plain}
+
+    def _replayed_alone(self, region: Region) -> list[Call]:
+        """The unpaired leaves directly before a segment, in order, which were replayed with it;
+        none if no child of the container is paired.
         """
         children, calls = self.paired.kids.get(region.call, []), self.paired.calls
-        first: Call | None = None
+        leaves: list[Call] = []
         for child in reversed(children[: region.stretch]):
             if has_mark(calls[child], Mark.OPENED) or self._hands_on(calls[child]):
                 continue
             if child in self.paired.pair_of or not calls[child].leaf:
                 break
-            first = calls[child]
-        return first if any(child in self.paired.pair_of for child in children) else None
+            leaves.insert(0, calls[child])
+        return leaves if any(child in self.paired.pair_of for child in children) else []
+
+    def _between(self, region: Region) -> str:
+        """The paired calls around a segment, in words."""
+        calls, kids = self.paired.calls, self.paired.kids[region.call]
+        paired = [k in self.paired.pair_of for k in kids]
+        before = [k for k, is_paired in zip(kids[: region.stretch], paired) if is_paired]
+        first = calls[before[-1]].scope if before else "the beginning"
+        last = calls[kids[region.stretch]].scope if region.stretch < len(kids) else "the end"
+        return f"between {first} and {last}"
 
     def _hands_on(self, call: Call) -> bool:
         """Whether a call returns what it was given, as a dropout does in evaluation."""
@@ -562,8 +602,9 @@ class SegmentJudge:
         dump contains (it has no code of its own), the call that reads the tensor.
         """
         children = self.paired.kids.get(region.call, [])
-        if not verdict.where and (opened := self._opened(verdict, region)) is not None:
-            return verdict.replace(where=opened.scope, named=opened.id)
+        if self._opened(verdict, region) is not None and (maker := self._maker(verdict, region)):
+            sentence = f"{self._between(region)}: {verdict.sentence}"
+            return verdict.replace(where=maker.scope, named=maker.id, sentence=sentence)
         if (
             verdict.where
             or verdict.verdict != VerdictKind.INTRODUCED
@@ -594,6 +635,10 @@ class SegmentJudge:
         words = "held by its cache" if is_held else "comes in here, and no call of the dump made it"
         sentence = f"{words}: {verdict.sentence}"
         return verdict.replace(where=reader.scope, named=reader.id, sentence=sentence)
+
+
+def _is_inside(call: Call, container: Call) -> bool:
+    return not container.scope or call.scope.startswith(f"{container.scope}.")
 
 
 def _written(call: Call) -> set[int]:
