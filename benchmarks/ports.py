@@ -2,12 +2,13 @@
 
     python benchmarks/ports.py [--only REGEX] [--dtype DTYPE ...] [--results FILE] [--check]
 
-A port divides a model into other modules: products fused or split, norms and attention in code, other
-names, other axes. Each is compared clean and with every fault of its list, one at a time. A clean
-pair should be silent; of a fault the module has to be named that computes what is wrong, as the
-list says. A fault that moves the outputs by less than three times what the clean pair differs by is
-`faint`, and does not count. --check compares nothing: it looks in float64 whether every clean port
-computes what its reference computes, and whether every fault changes it.
+A port divides a model into other modules: products fused or split, norms and attention in code,
+other names, other axes. Each is compared clean and with every fault of its list, one at a time. A
+clean pair should be silent; of a fault the module has to be named that computes what is wrong, as
+the list says (`around`: a container around it is named). A fault that moves the outputs by less
+than three times what the clean pair differs by, and is not found, is `faint` and does not count.
+--check compares nothing: it looks in float64 whether every clean port computes what its reference
+computes, and whether every fault changes it.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from typing import Any
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import torch
-from _ports import images, sequences
+from _ports import images, older, sequences
 from _ports.pair import Pair, Port
 from torch import Tensor
 
@@ -43,11 +44,12 @@ GOOD = ("silent", "named", "around", "faint")
 
 def ports() -> tuple[Port, ...]:
     """All of them; those of transformers only where it is installed."""
+    plain = (*sequences.PORTS, *images.PORTS, *older.PORTS)
     try:
         from _ports import published
     except ImportError:
-        return (*sequences.PORTS, *images.PORTS)
-    return (*sequences.PORTS, *images.PORTS, *published.PORTS)
+        return plain
+    return (*plain, *published.PORTS)
 
 
 def ran(pair: Pair, fault: str) -> tuple[Sequence[Tensor], Sequence[Tensor]]:
@@ -101,14 +103,12 @@ def row_of(port: Port, fault: str, dtype: str, clean: float) -> dict[str, Any]:
 
 
 def _place(name: str, reference: torch.nn.Module) -> str:
-    """What a finding names, as the lists of faults write it: "loss" and "gradients" of any model."""
+    """What a finding names, as the lists of faults write it: "loss" of any model, "." of the whole."""
     root = type(reference).__name__
     return "." if name == root else name.removeprefix(f"{root}/")
 
 
-def graded(
-    wanted: str, status: str, place: str, effect: float, clean: float
-) -> str:
+def graded(wanted: str, status: str, place: str, effect: float, clean: float) -> str:
     """How good the answer is. wanted: of a fault the modules that may be named, "" of a clean pair.
     place: what is named, "." for the whole model.
     """

@@ -6,6 +6,9 @@ import math
 from collections.abc import Sequence
 
 import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
 from _ports.pair import (
     Pair,
     Port,
@@ -20,8 +23,6 @@ from _ports.pair import (
     stacked,
     whole,
 )
-from torch import Tensor, nn
-from torch.nn import functional as F
 
 # A step of diffusion
 
@@ -33,7 +34,10 @@ class Residual(nn.Module):
 
     def __init__(self, before: int, after: int) -> None:
         super().__init__()
-        self.norm1, self.conv1 = nn.GroupNorm(GROUPS, before), nn.Conv2d(before, after, 3, padding=1)
+        self.norm1, self.conv1 = (
+            nn.GroupNorm(GROUPS, before),
+            nn.Conv2d(before, after, 3, padding=1),
+        )
         self.time_emb_proj = nn.Linear(TIME, after)
         self.norm2, self.conv2 = nn.GroupNorm(GROUPS, after), nn.Conv2d(after, after, 3, padding=1)
         self.nonlinearity = nn.SiLU()
@@ -71,7 +75,11 @@ class TimeEmbedding(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.linear_1, self.act, self.linear_2 = nn.Linear(CHANNELS, TIME), nn.SiLU(), nn.Linear(TIME, TIME)
+        self.linear_1, self.act, self.linear_2 = (
+            nn.Linear(CHANNELS, TIME),
+            nn.SiLU(),
+            nn.Linear(TIME, TIME),
+        )
 
     def forward(self, time: Tensor) -> Tensor:
         """time: (batch,)."""
@@ -134,7 +142,9 @@ class DenoiserPort(Ported):
 
         h = self.grouped(x, f"{name}.norm1", 2 if has("groups") else GROUPS)
         h = F.conv2d(F.silu(h), *self.of(f"{name}.conv1"), padding=1)
-        shift = F.linear(time if has("time_silu") else F.silu(time), *self.of(f"{name}.time_emb_proj"))
+        shift = F.linear(
+            time if has("time_silu") else F.silu(time), *self.of(f"{name}.time_emb_proj")
+        )
         late = has("late")
         h = h if late else h + shift[..., None, None]
         h = self.grouped(h, f"{name}.norm2", eps=1e-1 if has("eps") else 1e-5)
@@ -146,7 +156,7 @@ class DenoiserPort(Ported):
 
     def spatial(self, x: Tensor) -> Tensor:
         """Attention over places."""
-        batch, width, height, length = x.shape
+        batch, width = x.shape[:2]
         h = self.grouped(x, "attention.group_norm")
         q, k, v = (
             F.conv2d(h, w[..., None, None], b).reshape(batch, 2, width // 2, -1)
@@ -274,7 +284,9 @@ class NextPort(Ported):
                 x = self.reduce(x if self.fault == "down_norm" else self.normed(x, 5))
             near = self.near[i]
             if self.has("reflect", i):
-                padded = F.pad(x, (3, 3, 3, 3), mode="reflect" if min(x.shape[2:]) > 3 else "circular")
+                padded = F.pad(
+                    x, (3, 3, 3, 3), mode="reflect" if min(x.shape[2:]) > 3 else "circular"
+                )
                 h = F.conv2d(padded, near.weight, near.bias, groups=x.shape[1])
             else:
                 h = near(x)
@@ -399,7 +411,10 @@ class Merging(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.norm, self.reduction = nn.LayerNorm(4 * WIDE), nn.Linear(4 * WIDE, 2 * WIDE, bias=False)
+        self.norm, self.reduction = (
+            nn.LayerNorm(4 * WIDE),
+            nn.Linear(4 * WIDE, 2 * WIDE, bias=False),
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         """Of (batch, SIDE * SIDE, width)."""
@@ -453,7 +468,9 @@ class SwinPort(Ported):
         y, x = (((t - sign * shift) % SIDE).flatten() for t in (y, x))
         dy, dx = y[:, None] - y[None], x[:, None] - x[None]
         dy, dx = (dx, dy) if self.has("transposed", i) else (dy, dx)
-        near = (y[:, None] // WINDOW == y[None] // WINDOW) & (x[:, None] // WINDOW == x[None] // WINDOW)
+        near = (y[:, None] // WINDOW == y[None] // WINDOW) & (
+            x[:, None] // WINDOW == x[None] // WINDOW
+        )
         if shift and not self.has("unmasked", i):
             wraps = [(t >= SIDE - shift)[:, None] == (t >= SIDE - shift)[None] for t in (y, x)]
             near = near & wraps[0] & wraps[1]
@@ -467,7 +484,9 @@ class SwinPort(Ported):
         x = self.patch(F.unfold(image, 2, stride=2).transpose(1, 2))
         for i in range(3):
             h = self.n1[i](x)
-            q, k, v = (p[i](h).unflatten(-1, (HEADS, -1)).transpose(1, 2) for p in (self.q, self.k, self.v))
+            q, k, v = (
+                p[i](h).unflatten(-1, (HEADS, -1)).transpose(1, 2) for p in (self.q, self.k, self.v)
+            )
             shift = WINDOW // 2 if i == 1 and self.fault != "unshifted" else 0
             scale = 1.0 if self.has("scale", i) else (WIDE // HEADS) ** -0.5
             y = F.scaled_dot_product_attention(q, k, v, attn_mask=self.bias(i, shift), scale=scale)
@@ -524,7 +543,11 @@ class TowerFeed(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.fc1, self.activation_fn, self.fc2 = nn.Linear(BROAD, 64), QuickGelu(), nn.Linear(64, BROAD)
+        self.fc1, self.activation_fn, self.fc2 = (
+            nn.Linear(BROAD, 64),
+            QuickGelu(),
+            nn.Linear(64, BROAD),
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         """Of any shape that ends with the width."""

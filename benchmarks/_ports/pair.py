@@ -34,7 +34,8 @@ class Pair:
 @dataclass(frozen=True)
 class Port:
     """build: makes the pair in float32, with a fault of the port by name or "" for none. faults:
-    by name what has to be named, as a regular expression of the reference's modules. trains:
+    by name what has to be named: modules of the reference, one space apart, "." for all of it, "*"
+    for any. trains:
     whether its drive trains. like: where its name differs, the port that it trains.
     """
 
@@ -102,7 +103,9 @@ def filled(model: nn.Module, seed: int = 0) -> nn.Module:
             noise = torch.rand(tensor.shape, generator=generator)
             if tensor.ndim > 1:
                 spread = torch.randn(tensor.shape, generator=generator)
-                tensor.copy_(spread / (tensor.shape[-1] if tensor.ndim == 3 else tensor[0].numel()) ** 0.5)
+                tensor.copy_(
+                    spread / (tensor.shape[-1] if tensor.ndim == 3 else tensor[0].numel()) ** 0.5
+                )
             else:
                 tensor.copy_(noise * 0.4 + (-0.2 if "bias" in name else 0.8))
     return model.eval()

@@ -8,6 +8,9 @@ from typing import Any
 
 import torch
 import transformers
+from torch import Tensor, nn
+from torch.nn import functional as F
+
 from _ports.pair import (
     Pair,
     Port,
@@ -22,8 +25,6 @@ from _ports.pair import (
     stacked,
     whole,
 )
-from torch import Tensor, nn
-from torch.nn import functional as F
 
 WORDS, WIDTH, HEADS, SIZE, LAYERS = 60, 32, 4, 8, 3
 
@@ -77,7 +78,10 @@ class T5Port(Ported):
     def __init__(self, model: nn.Module, fault: str) -> None:
         super().__init__(fault)
         config = model.config
-        self.buckets, self.far = config.relative_attention_num_buckets, config.relative_attention_max_distance
+        self.buckets, self.far = (
+            config.relative_attention_num_buckets,
+            config.relative_attention_max_distance,
+        )
         self.shared, self.lm = own(model.shared), own(model.lm_head)
         self.bias = parameters(
             [
@@ -121,7 +125,9 @@ class T5Port(Ported):
         index = start + torch.where(apart < exact, apart, far)
         return self.bias[number][index].permute(2, 0, 1)
 
-    def run(self, x: Tensor, layers: range, memory: Tensor | None, mask: Tensor, number: int) -> Tensor:
+    def run(
+        self, x: Tensor, layers: range, memory: Tensor | None, mask: Tensor, number: int
+    ) -> Tensor:
         """One stack."""
         places = self.places(x.shape[1], number)
         if number:
@@ -133,7 +139,12 @@ class T5Port(Ported):
         for i in layers:
             kind, seen = self.kinds[i], seen + (self.kinds[i] in "ed")
             is_faulty = seen == 2
-            h = F.rms_norm(x, (WIDTH,), self.gains[i], 1e-1 if is_faulty and kind == "c" and self.fault == "eps" else 1e-6)
+            h = F.rms_norm(
+                x,
+                (WIDTH,),
+                self.gains[i],
+                1e-1 if is_faulty and kind == "c" and self.fault == "eps" else 1e-6,
+            )
             if kind == "end":
                 return h
             if kind == "f":
@@ -147,7 +158,11 @@ class T5Port(Ported):
             if kind == "c":
                 added = torch.zeros_like(mask) if is_faulty and self.fault == "padding" else mask
             else:
-                added = torch.zeros_like(places) if is_faulty and number and self.fault == "unbiased" else places
+                added = (
+                    torch.zeros_like(places)
+                    if is_faulty and number and self.fault == "unbiased"
+                    else places
+                )
             x = x + self.o[i](joined((q @ k.mT + added).softmax(-1) @ v))
         return x
 
@@ -165,7 +180,11 @@ def t5_forward(model: nn.Module, inputs: tuple[Tensor, ...], fault: str) -> Sequ
     if isinstance(model, Ported):
         return (model(*inputs),)
     ids, mask, written = inputs
-    return (model(input_ids=ids, attention_mask=mask, decoder_input_ids=written, use_cache=False).logits,)
+    return (
+        model(
+            input_ids=ids, attention_mask=mask, decoder_input_ids=written, use_cache=False
+        ).logits,
+    )
 
 
 def t5(fault: str) -> Pair:
@@ -182,7 +201,9 @@ def t5(fault: str) -> Pair:
         relative_attention_num_buckets=8,
         relative_attention_max_distance=12,
     )
-    model = filled(transformers.T5ForConditionalGeneration._from_config(config, attn_implementation="eager"))
+    model = filled(
+        transformers.T5ForConditionalGeneration._from_config(config, attn_implementation="eager")
+    )
     mask = torch.ones(2, 9, dtype=torch.long)
     mask[1, 6:] = 0
     inputs = whole(2, 9, below=WORDS), mask, whole(2, 7, below=WORDS, seed=2)
@@ -202,7 +223,12 @@ class GemmaPort(Ported):
         table = nn.Embedding(WORDS, WIDTH)
         table.weight = parameter(base.embed_tokens.weight)
         self.emb = table
-        names = ("input_layernorm", "post_attention_layernorm", "pre_feedforward_layernorm", "post_feedforward_layernorm")
+        names = (
+            "input_layernorm",
+            "post_attention_layernorm",
+            "pre_feedforward_layernorm",
+            "post_feedforward_layernorm",
+        )
         self.gains = parameters([getattr(b, n).weight + 1 for b in base.layers for n in names])
         self.last = parameter(base.norm.weight + 1)
         attentions = [b.self_attn for b in base.layers]
@@ -224,7 +250,10 @@ class GemmaPort(Ported):
         table = angles(length, SIZE, self.config.rope_parameters["rope_theta"])
         apart = torch.arange(length)[:, None] - torch.arange(length)
         for i in range(LAYERS):
-            gains = [self.gains[4 * i + j] - (1 if self.has("plus_one", i) and j == 2 else 0) for j in range(4)]
+            gains = [
+                self.gains[4 * i + j] - (1 if self.has("plus_one", i) and j == 2 else 0)
+                for j in range(4)
+            ]
             q, k, v = self.qkv[i](self.norm(x, gains[0])).split([WIDTH, WIDTH // 2, WIDTH // 2], -1)
             q, k, v = (by_heads(t) for t in (q, k, v))
             q, k = turned(q, table), turned(k, table)
@@ -270,7 +299,11 @@ class LlamaPort(Ported):
         base = model.model
         self.base = model.config.rope_parameters["rope_theta"]
         self.eps = model.config.rms_norm_eps
-        self.tok, self.out, self.last = own(base.embed_tokens), own(model.lm_head), parameter(base.norm.weight)
+        self.tok, self.out, self.last = (
+            own(base.embed_tokens),
+            own(model.lm_head),
+            parameter(base.norm.weight),
+        )
         attentions = [b.self_attn for b in base.layers]
         self.wqkv = nn.ModuleList(stacked(a.q_proj, a.k_proj, a.v_proj) for a in attentions)
         self.wo = nn.ModuleList(
@@ -300,7 +333,11 @@ class LlamaPort(Ported):
             h = F.rms_norm(x, (WIDTH,), self.norm_a[i], 1e-1 if self.has("eps", i) else self.eps)
             q, k, v = self.wqkv[i](h).unflatten(-1, (-1, SIZE)).split([HEADS, 2, 2], -2)
             if self.norm_q:
-                q = q if self.has("query_norm", i) else F.rms_norm(q, (SIZE,), self.norm_q[i], self.eps)
+                q = (
+                    q
+                    if self.has("query_norm", i)
+                    else F.rms_norm(q, (SIZE,), self.norm_q[i], self.eps)
+                )
                 k = F.rms_norm(k, (SIZE,), self.norm_k[i], self.eps)
             q, k = self.turned(q), k if self.has("unturned", i) else self.turned(k)
             if self.has("groups", i):
@@ -315,7 +352,13 @@ class LlamaPort(Ported):
             x = x + self.wo[i](joined(y))
             h = F.rms_norm(x, (WIDTH,), self.norm_b[i], self.eps)
             g, u = self.w13[i](h).chunk(2, -1)
-            m = F.gelu(g) * u if self.has("gelu", i) else F.silu(u) * g if self.has("gate", i) else F.silu(g) * u
+            m = (
+                F.gelu(g) * u
+                if self.has("gelu", i)
+                else F.silu(u) * g
+                if self.has("gate", i)
+                else F.silu(g) * u
+            )
             m = self.w2[i](m) * (1.003 if self.has("factor", i) else 1)
             x = (h if self.has("residual", i) else x) + m
         return self.out(F.rms_norm(x, (WIDTH,), self.last, self.eps))
@@ -343,7 +386,11 @@ class MixtralPort(Ported):
         super().__init__(fault)
         base = model.model
         self.base, self.eps = model.config.rope_parameters["rope_theta"], model.config.rms_norm_eps
-        self.emb, self.head, self.last = own(base.embed_tokens), own(model.lm_head), parameter(base.norm.weight)
+        self.emb, self.head, self.last = (
+            own(base.embed_tokens),
+            own(model.lm_head),
+            parameter(base.norm.weight),
+        )
         attentions = [b.self_attn for b in base.layers]
         self.q, self.k, self.v, self.o = (
             nn.ModuleList(own(getattr(a, f"{n}_proj")) for a in attentions) for n in "qkvo"
@@ -366,13 +413,17 @@ class MixtralPort(Ported):
         for i in range(len(self.o)):
             h = F.rms_norm(x, (WIDTH,), self.n1[i], self.eps)
             q, k, v = (by_heads(p[i](h)) for p in (self.q, self.k, self.v))
-            y = F.scaled_dot_product_attention(turned(q, table), turned(k, table), v, is_causal=True)
+            y = F.scaled_dot_product_attention(
+                turned(q, table), turned(k, table), v, is_causal=True
+            )
             x = x + self.o[i](joined(y))
             h = F.rms_norm(x, (WIDTH,), self.n2[i], self.eps).flatten(0, 1)
             scores = self.router[i](h)
             scores = scores.float() if scores.dtype == torch.bfloat16 else scores
             weights, chosen = scores.softmax(-1).topk(1 if self.has("top1", i) else 2, -1)
-            weights = weights if self.has("unscaled", i) else weights / weights.sum(-1, keepdim=True)
+            weights = (
+                weights if self.has("unscaled", i) else weights / weights.sum(-1, keepdim=True)
+            )
             weights = weights.flip(-1) if self.has("swapped", i) else weights
             rows = []
             for t in range(len(h)):
@@ -388,7 +439,11 @@ class MixtralPort(Ported):
 def mixtral(fault: str) -> Pair:
     """A mixture of experts."""
     model = decoder(
-        "Mixtral", num_hidden_layers=2, num_key_value_heads=HEADS, num_local_experts=4, num_experts_per_tok=2
+        "Mixtral",
+        num_hidden_layers=2,
+        num_key_value_heads=HEADS,
+        num_local_experts=4,
+        num_experts_per_tok=2,
     )
     return Pair(model, MixtralPort(model, fault), (whole(2, 6, below=WORDS),), forward)
 
@@ -404,14 +459,18 @@ class GptPort(Ported):
         base = model.transformer
         self.wte, self.wpe, self.lnf = own(base.wte), own(base.wpe), own(base.ln_f)
         parts = [(b.attn.c_attn.weight.T.chunk(3), b.attn.c_attn.bias.chunk(3)) for b in base.h]
-        self.q, self.k, self.v = (nn.ModuleList(linear(w[j], b[j]) for w, b in parts) for j in range(3))
+        self.q, self.k, self.v = (
+            nn.ModuleList(linear(w[j], b[j]) for w, b in parts) for j in range(3)
+        )
         self.proj = nn.ModuleList(
             linear(c.weight if self.has("turned", i) else c.weight.T, c.bias)
             for i, c in enumerate(b.attn.c_proj for b in base.h)
         )
         self.up = nn.ModuleList(linear(b.mlp.c_fc.weight.T, b.mlp.c_fc.bias) for b in base.h)
         self.down = nn.ModuleList(linear(b.mlp.c_proj.weight.T, b.mlp.c_proj.bias) for b in base.h)
-        self.ln1, self.ln2 = (nn.ModuleList(own(getattr(b, n)) for b in base.h) for n in ("ln_1", "ln_2"))
+        self.ln1, self.ln2 = (
+            nn.ModuleList(own(getattr(b, n)) for b in base.h) for n in ("ln_1", "ln_2")
+        )
 
     def forward(self, ids: Tensor) -> Tensor:
         """Scores of the next token."""
@@ -425,7 +484,9 @@ class GptPort(Ported):
                 else p(h).view(batch, length, HEADS, SIZE)
                 for p in (self.q[i], self.k[i], self.v[i])
             )
-            a = torch.einsum("blhd,bmhd->bhlm", q, k) / (SIZE if self.has("scale", i) else math.sqrt(SIZE))
+            a = torch.einsum("blhd,bmhd->bhlm", q, k) / (
+                SIZE if self.has("scale", i) else math.sqrt(SIZE)
+            )
             start = 2 if self.has("mask", i) else 1
             a = a + torch.full((length, length), -math.inf, dtype=a.dtype).triu(start)
             a = a.softmax(2 if self.has("axis", i) else 3)
@@ -440,10 +501,95 @@ class GptPort(Ported):
 def gpt(fault: str) -> Pair:
     """GPT-2."""
     config = transformers.GPT2Config(
-        vocab_size=WORDS, n_embd=WIDTH, n_layer=LAYERS, n_head=HEADS, n_positions=16, use_cache=False
+        vocab_size=WORDS,
+        n_embd=WIDTH,
+        n_layer=LAYERS,
+        n_head=HEADS,
+        n_positions=16,
+        use_cache=False,
     )
     model = filled(transformers.GPT2LMHeadModel(config))
     return Pair(model, GptPort(model, fault), (whole(2, 9, below=WORDS),), forward)
+
+
+# NeoX
+
+
+class NeoxPort(Ported):
+    """Both halves of a layer from one stream, three products for one that mixes heads."""
+
+    def __init__(self, model: nn.Module, fault: str) -> None:
+        super().__init__(fault)
+        base, config = model.gpt_neox, model.config
+        self.base, share = (
+            config.rope_parameters[n] for n in ("rope_theta", "partial_rotary_factor")
+        )
+        self.turns = int(SIZE * share)
+        self.table, self.scores = (
+            own(base.embed_in),
+            own(model.embed_out if hasattr(model, "embed_out") else model.lm_head),
+        )
+        self.end = own(base.final_layer_norm)
+        self.na = nn.ModuleList(own(b.input_layernorm) for b in base.layers)
+        self.nb = nn.ModuleList(own(b.post_attention_layernorm) for b in base.layers)
+        mixed = [b.attention.query_key_value for b in base.layers]
+        weights = [m.weight.unflatten(0, (HEADS, 3, SIZE)) for m in mixed]
+        biases = [m.bias.unflatten(0, (HEADS, 3, SIZE)) for m in mixed]
+        self.q, self.k, self.v = (
+            nn.ModuleList(
+                linear(w[:, j].flatten(0, 1), b[:, j].flatten())
+                for w, b in zip(weights, biases, strict=True)
+            )
+            for j in range(3)
+        )
+        self.o = nn.ModuleList(own(b.attention.dense) for b in base.layers)
+        self.up = nn.ModuleList(own(b.mlp.dense_h_to_4h) for b in base.layers)
+        self.down = nn.ModuleList(own(b.mlp.dense_4h_to_h) for b in base.layers)
+
+    def turned(self, x: Tensor, i: int) -> Tensor:
+        """A part of the channels, rotated."""
+        count = SIZE if self.has("all_channels", i) else self.turns
+        table = angles(x.shape[-2], count, self.base)
+        return torch.cat([turned(x[..., :count], table), x[..., count:]], -1)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        """Scores of the next token."""
+        x = self.table(ids)
+        for i in range(LAYERS):
+            h = self.na[i](x)
+            q, k, v = (by_heads(p[i](h)) for p in (self.q, self.k, self.v))
+            w = self.turned(q, i) @ self.turned(k, i).mT / math.sqrt(SIZE)
+            w = w + torch.full(w.shape[-2:], -1e9, dtype=w.dtype).triu(1)
+            y = self.o[i](joined(w.softmax(-1) @ v))
+            if self.has("serial", i):
+                x = x + y
+                x = x + self.down[i](F.gelu(self.up[i](self.nb[i](x))))
+            else:
+                norm = self.na[i] if self.has("norm", i) else self.nb[i]
+                x = x + y + self.down[i](F.gelu(self.up[i](norm(x))))
+        return self.scores(self.end(x))
+
+
+def neox(fault: str) -> Pair:
+    """Parallel halves, and a rotation of a part of the channels."""
+    config = transformers.GPTNeoXConfig(
+        vocab_size=WORDS,
+        hidden_size=WIDTH,
+        intermediate_size=64,
+        num_hidden_layers=LAYERS,
+        num_attention_heads=HEADS,
+        max_position_embeddings=32,
+        rope_parameters={
+            "rope_type": "default",
+            "rope_theta": 10000.0,
+            "partial_rotary_factor": 0.5,
+        },
+        use_cache=False,
+    )
+    model = filled(
+        transformers.GPTNeoXForCausalLM._from_config(config, attn_implementation="eager")
+    )
+    return Pair(model, NeoxPort(model, fault), (whole(2, 9, below=WORDS),), forward)
 
 
 # BERT
@@ -455,7 +601,11 @@ class BertPort(Ported):
     def __init__(self, model: nn.Module, fault: str) -> None:
         super().__init__(fault)
         e = model.embeddings
-        self.word, self.place, self.kind = own(e.word_embeddings), own(e.position_embeddings), own(e.token_type_embeddings)
+        self.word, self.place, self.kind = (
+            own(e.word_embeddings),
+            own(e.position_embeddings),
+            own(e.token_type_embeddings),
+        )
         self.ln, self.pool = own(e.LayerNorm), own(model.pooler.dense)
         self.layers = nn.ModuleList()
         for i, block in enumerate(model.encoder.layer):
@@ -464,7 +614,14 @@ class BertPort(Ported):
             order = [order[1], order[0], order[2]] if self.has("swapped", i) else order
             fused = stacked(*order)
             layer = nn.TransformerEncoderLayer(
-                WIDTH, HEADS, 64, 0.0, self.act if i == 1 else F.gelu, 1e-12, batch_first=True, norm_first=self.has("order", i)
+                WIDTH,
+                HEADS,
+                64,
+                0.0,
+                self.act if i == 1 else F.gelu,
+                1e-12,
+                batch_first=True,
+                norm_first=self.has("order", i),
             )
             layer.self_attn.in_proj_weight, layer.self_attn.in_proj_bias = fused.weight, fused.bias
             layer.self_attn.out_proj.load_state_dict(out.dense.state_dict())
@@ -524,14 +681,22 @@ class VitPort(Ported):
             return next(v for k, v in numbers.items() if k.endswith(end))
 
         def product(i: int, *ends: str) -> nn.Linear:
-            found = [k[: -len(".weight")] for e in ends for k in numbers if f".{i}." in k and k.endswith(f"{e}.weight")]
+            found = [
+                k[: -len(".weight")]
+                for e in ends
+                for k in numbers
+                if f".{i}." in k and k.endswith(f"{e}.weight")
+            ]
             return linear(numbers[f"{found[0]}.weight"], numbers[f"{found[0]}.bias"])
 
         self.patch = linear(of("projection.weight").flatten(1), of("projection.bias"))
         self.cls, self.at = parameter(of("cls_token")), parameter(of("position_embeddings"))
         self.qkv, self.o, self.f1, self.f2 = (nn.ModuleList() for _ in range(4))
         for i in range(2):
-            parts = (product(i, a, b) for a, b in (("query", "q_proj"), ("key", "k_proj"), ("value", "v_proj")))
+            parts = (
+                product(i, a, b)
+                for a, b in (("query", "q_proj"), ("key", "k_proj"), ("value", "v_proj"))
+            )
             self.qkv.append(stacked(*parts))
             self.o.append(product(i, "attention.output.dense", "o_proj"))
             self.f1.append(product(i, "intermediate.dense", "fc1"))
@@ -552,7 +717,9 @@ class VitPort(Ported):
         cls, x = self.cls.expand(len(u), -1, -1), self.patch(u)
         x = torch.cat([x, cls] if self.fault == "class_last" else [cls, x], 1) + self.at
         for i in range(2):
-            q, k, v = self.qkv[i](self.na[i](x)).unflatten(-1, (3, HEADS, SIZE)).permute(2, 0, 3, 1, 4)
+            q, k, v = (
+                self.qkv[i](self.na[i](x)).unflatten(-1, (3, HEADS, SIZE)).permute(2, 0, 3, 1, 4)
+            )
             x = x + self.o[i](joined(F.scaled_dot_product_attention(q, k, v)))
             h = self.f1[i](self.nb[i](x))
             x = x + self.f2[i](h * torch.sigmoid(1.702 * h) if self.has("quick", i) else F.gelu(h))
@@ -584,17 +751,21 @@ _LAYER = "model.layers.1"
 _ATTENTION = f"{_LAYER}.self_attn"
 _MLP = f"{_LAYER}.mlp {_LAYER}.mlp.act_fn"
 _GPT = "transformer.h.1"
+_FIRST = "decoder.block.0.layer.0.SelfAttention"
+_DENSE = "decoder.block.1.layer.2.DenseReluDense"
+_SELF, _WIDE = "encoder.layer.1.attention.self", "encoder.layer.1.intermediate"
+_PATCHES = "embeddings embeddings.patch_embeddings embeddings.patch_embeddings.projection"
 PORTS = (
     Port(
         "t5",
         t5,
         {
-            "both_ways": "decoder.block.0.layer.0.SelfAttention decoder.block.0.layer.0.SelfAttention.relative_attention_bias",
+            "both_ways": f"{_FIRST} {_FIRST}.relative_attention_bias",
             "eps": "decoder.block.1.layer.1.layer_norm",
             "scale": _IN_CROSS,
             "padding": _IN_CROSS,
             "unbiased": "decoder.block.1.layer.0.SelfAttention",
-            "gate": "decoder.block.1.layer.2.DenseReluDense decoder.block.1.layer.2.DenseReluDense.act",
+            "gate": f"{_DENSE} {_DENSE}.act",
         },
     ),
     Port(
@@ -656,14 +827,23 @@ PORTS = (
         },
     ),
     Port(
+        "neox",
+        neox,
+        {
+            "all_channels": "gpt_neox.layers.1.attention",
+            "serial": "gpt_neox.layers.1 gpt_neox.layers.1.post_attention_layernorm",
+            "norm": "gpt_neox.layers.1.post_attention_layernorm",
+        },
+    ),
+    Port(
         "bert",
         bert,
         {
-            "tanh": "encoder.layer.1.intermediate encoder.layer.1.intermediate.intermediate_act_fn",
+            "tanh": f"{_WIDE} {_WIDE}.intermediate_act_fn",
             "order": "encoder.layer.1 encoder.layer.1.attention.output",
             "places": "embeddings",
             "padding": "encoder.layer.1.attention.self",
-            "swapped": "encoder.layer.1.attention.self encoder.layer.1.attention.self.query encoder.layer.1.attention.self.key",
+            "swapped": f"{_SELF} {_SELF}.query {_SELF}.key",
             "bias": "encoder.layer.1.intermediate.dense",
         },
     ),
@@ -671,8 +851,8 @@ PORTS = (
         "vit",
         vit,
         {
-            "patch": "embeddings embeddings.patch_embeddings embeddings.patch_embeddings.projection",
-            "columns": "embeddings embeddings.patch_embeddings embeddings.patch_embeddings.projection",
+            "patch": _PATCHES,
+            "columns": _PATCHES,
             "class_last": "embeddings",
             "quick": "layers.1.mlp layers.1.mlp.activation_fn",
         },

@@ -6,6 +6,9 @@ import math
 from collections.abc import Sequence
 
 import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
 from _ports.pair import (
     Pair,
     Port,
@@ -19,8 +22,6 @@ from _ports.pair import (
     stacked,
     whole,
 )
-from torch import Tensor, nn
-from torch.nn import functional as F
 
 WIDTH, WORDS, LAYERS, EPS = 32, 60, 3, 1e-5
 
@@ -118,7 +119,9 @@ class StateSpacePort(Ported):
         self.tap_bias = parameters([m.conv1d.bias for m in mixers])
         self.log_rate = parameters([m.A_log for m in mixers])
         self.through = parameters([m.D for m in mixers])
-        self.gain = parameters([*(layer.norm.weight for layer in model.layers), model.norm_f.weight])
+        self.gain = parameters(
+            [*(layer.norm.weight for layer in model.layers), model.norm_f.weight]
+        )
 
     def forward(self, ids: Tensor) -> Tensor:
         """Scores of the next token."""
@@ -287,7 +290,11 @@ class LatentPort(Ported):
         )
         rates = BASE ** (-torch.arange(0, ROPE, 2).double() / ROPE)
         angles = torch.outer(torch.arange(x.shape[-2]).double(), rates)
-        return torch.view_as_real(pairs * torch.polar(torch.ones_like(angles), angles)).flatten(-2).to(x.dtype)
+        return (
+            torch.view_as_real(pairs * torch.polar(torch.ones_like(angles), angles))
+            .flatten(-2)
+            .to(x.dtype)
+        )
 
     def attended(self, h: Tensor, i: int) -> Tensor:
         """One attention."""
@@ -324,9 +331,7 @@ def latent(fault: str) -> Pair:
     return Pair(model, LatentPort(model, fault), (whole(2, 9, below=WORDS),), forward)
 
 
-def language_step(
-    model: nn.Module, inputs: tuple[Tensor, ...], fault: str, faults: Sequence[str] = ()
-) -> Sequence[Tensor]:
+def language_step(model: nn.Module, inputs: tuple[Tensor, ...], fault: str) -> Sequence[Tensor]:
     """Two steps of training towards the next token."""
     (ids,) = inputs
     decay = 0.0 if fault == "decay" else 0.1
@@ -395,7 +400,9 @@ class PlainBlock(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Of (batch, tokens, width)."""
         h = self.before(x)
-        q, k, v = (p(h).unflatten(-1, (HEADS, -1)).transpose(1, 2) for p in (self.q, self.k, self.v))
+        q, k, v = (
+            p(h).unflatten(-1, (HEADS, -1)).transpose(1, 2) for p in (self.q, self.k, self.v)
+        )
         y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
         x = x + self.o(y.transpose(1, 2).flatten(2))
         return x + self.down(self.act(self.up(self.behind(x))))
@@ -513,7 +520,9 @@ class TranslatorPort(Ported):
         is_decoder = products[0] is self.dec_x
         if is_decoder and self.fault == "gates":
             reset, update = update, reset
-        new = torch.tanh(a[2] + b[2] if is_decoder and self.fault == "reset" else a[2] + reset * b[2])
+        new = torch.tanh(
+            a[2] + b[2] if is_decoder and self.fault == "reset" else a[2] + reset * b[2]
+        )
         if is_decoder and self.fault == "update":
             update = 1 - update
         return new + update * (h - new)
@@ -619,9 +628,13 @@ class MixturePort(Ported):
         self.tokens, self.head = own(model.embed_tokens), own(model.lm_head)
         mixtures = [layer.mlp for layer in model.layers]
         self.router = nn.ModuleList(own(m.gate) for m in mixtures)
-        self.g = parameters([torch.stack([e.gate_proj.weight for e in m.experts]) for m in mixtures])
+        self.g = parameters(
+            [torch.stack([e.gate_proj.weight for e in m.experts]) for m in mixtures]
+        )
         self.u = parameters([torch.stack([e.up_proj.weight for e in m.experts]) for m in mixtures])
-        self.d = parameters([torch.stack([e.down_proj.weight for e in m.experts]) for m in mixtures])
+        self.d = parameters(
+            [torch.stack([e.down_proj.weight for e in m.experts]) for m in mixtures]
+        )
         self.common = nn.ModuleList(
             stacked(m.shared_expert.gate_proj, m.shared_expert.up_proj) for m in mixtures
         )

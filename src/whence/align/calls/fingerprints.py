@@ -27,12 +27,12 @@ class Feature(NamedTuple):
     """One site as numbers that can be compared with those of another run. Ids come from one
     vocabulary for both runs; 0 means none.
 
-    kind: operator type. family: its family. shapes: of its parameters, extents above 1 sorted. weight: the
-    largest of these. content: elements of its parameters, in any order. layout: shapes, families
-    and layouts of all sites below. out: shapes of its outputs. out_hash: their elements, bit by
-    bit. elements: contents of its parameters and of those below. moments: (count, norm, abs_sum) of
-    these. out_moments: the same of its largest output, with the mean in units of the root mean
-    square appended.
+    kind: operator type. family: its family. shapes: of its parameters, extents above 1 sorted.
+    weight: the largest of these. content: elements of its parameters, in any order. layout: shapes,
+    families and layouts of all sites below. out: shapes of its outputs. out_hash: their elements,
+    bit by bit. elements: contents of its parameters and of those below. moments: (count, norm,
+    abs_sum) of these. out_moments: the same of its largest output, with the mean in units of the
+    root mean square appended.
     """
 
     kind: int
