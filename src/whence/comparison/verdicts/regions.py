@@ -35,6 +35,7 @@ from whence.judge.limits import LIMITS, STRUCTURE_ELEMENTS
 from whence.judge.policy import Policy
 from whence.records import Call, Region
 from whence.records.marks import Mark, has_mark
+from whence.records.program import operands
 from whence.records.slots import is_of_child, is_param, is_read, is_written, split_child
 from whence.records.training import GRADIENTS, LOSS, OPTIMIZER
 from whence.results import (
@@ -516,30 +517,37 @@ class SegmentJudge:
         another one in the target.
         """
         leaves, maker = self._replayed_alone(region), self._opened(verdict, region)
-        if maker is None or not leaves or has_mark(maker, Mark.OPENED):
-            return maker or next(iter(leaves), None)
+        if maker is None:
+            return next(iter(leaves), None)
         calls, kids = self.paired.calls, self.paired.kids[region.call]
         around = [calls[region.call], *(calls[k] for k in kids if has_mark(calls[k], Mark.OPENED))]
-        code = self._code(region)
+        code = self._code(verdict, region)
         makers = [*leaves, *(call for call in around if call.scope in code)]
-        if makers == [maker]:
+        if makers in ([], [maker]):
             return maker
         whole = [c for c in around if all(m is c or _is_inside(m, c) for m in makers)]
         return max(whole, key=lambda call: len(call.scope))
 
-    def _code(self, region: Region) -> set[str]:
-        """Scopes of the operators in a segment of a container, without those that only add or look
-        at their tensors otherwise, as every residual stream does.
+    def _code(self, verdict: Verdict, region: Region) -> set[str]:
+        """Scopes of the operators of a segment that the tensor of a verdict depends on, without
+        those that only add, or look at their tensors otherwise, as every residual stream does.
         """
         kids, call = self.paired.kids[region.call], self.paired.calls[region.call]
         program = self.paired.reference.programs[call.program]
         places = dict(program.calls)
         before = [k for k in range(region.stretch) if kids[k] in self.paired.pair_of]
         start = places.get(before[-1], 0) if before else 0
-        stop = places.get(region.stretch, len(program.operations))
-        operations = zip(program.operations[start:stop], program.scopes[start:stop])
-        plain = VIEWS | {"add", "clone", "contiguous"}
-        return {scope for op, scope in operations if base_name(op.name) not in plain}
+        todo = [*operands([dict(program.outputs).get(verdict.slot)])]
+        inside = set[int]()
+        while todo:
+            kind, value = todo.pop()
+            if kind == "op" and value[0] >= start and value[0] not in inside:
+                inside.add(value[0])
+                operation = program.operations[value[0]]
+                todo += operands([operation.args, *operation.kwargs.values()])
+        plain = VIEWS | {"add", "clone"}
+        names = ((base_name(program.operations[k].name), program.scopes[k]) for k in inside)
+        return {scope for name, scope in names if name not in plain}
 
     def _replayed_alone(self, region: Region) -> list[Call]:
         """The unpaired leaves directly before a segment, in order, which were replayed with it;
@@ -586,8 +594,10 @@ class SegmentJudge:
         wrong = self.paired.slot(verdict.pair, verdict.slot) if verdict.slot else None
         operand = dict(program.outputs).get(verdict.slot, {})
         handed = program.inputs[operand["in"]] if "in" in operand else ""
-        if is_of_child(handed) and (k := kids[split_child(handed)[0]]) not in self.paired.pair_of:
-            return calls[k]
+        maker_id = kids[split_child(handed)[0]] if is_of_child(handed) else -1
+        if maker_id >= 0 and maker_id not in self.paired.pair_of:
+            if not self._hands_on(calls[maker_id]):
+                return calls[maker_id]
         if wrong is None or wrong.reference_record not in region.outputs or "op" not in operand:
             around = calls[kids[region.stretch]].scope if region.stretch < len(kids) else ""
             inside = [k for k in opened if around.startswith(f"{calls[k].scope}.")]
