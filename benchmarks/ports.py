@@ -103,7 +103,7 @@ def row_of(port: Port, fault: str, dtype: str, clean: float) -> dict[str, Any]:
 
 
 def _place(name: str, reference: torch.nn.Module) -> str:
-    """What a finding names, as the lists of faults write it: "loss" of any model, "." of the whole."""
+    """What a finding names, as the lists of faults write it: "loss" of any, "." of the whole."""
     root = type(reference).__name__
     return "." if name == root else name.removeprefix(f"{root}/")
 

@@ -89,7 +89,7 @@ def scores(
     resized = (sizes[0][:, None] != sizes[1]) & (sizes[0][:, None] > 0) & (sizes[1] > 0)
     excluded = fam_known & ~fam & (~(content & content_known) | resized)
     # Different parameters and different outputs: one call is a part of the other, not its partner.
-    excluded |= shapes_known & ~shapes & ~content & out_known & ~out & (likenesses < 0.9)
+    excluded |= shapes_known & ~shapes & out_known & ~out & (likenesses < 0.9)
     if named:
         telling = content_known | (
             np.asarray([bool(f.elements) for f in reference])[:, None]

@@ -88,11 +88,13 @@ def _without_other_places(aligned: align.Aligned) -> Plan:
     def leads_elsewhere(pair: CallPair) -> bool:
         call, partner = runs[0].calls[pair.reference], runs[1].calls[pair.target]
         if call.phase == OPTIMIZER or is_sum(call.op):
-            started = call.by_slot.get("input.param"), partner.by_slot.get("input.param")
-            if pair.rule != ORDER or (call.scope, partner.scope) in modules or None in started:
-                return pair.rule == ORDER and (call.scope, partner.scope) not in modules
-            of, across = (run.records[r] for run, r in zip(runs, started, strict=True))
-            return not of.hash or of.hash != across.hash
+            if pair.rule != ORDER or (call.scope, partner.scope) in modules:
+                return False
+            started = [
+                (s.by_slot.get("input.param"), r) for s, r in ((call, runs[0]), (partner, runs[1]))
+            ]
+            contents = {run.records[record].hash for record, run in started if record is not None}
+            return len(contents) != 1 or "" in contents
         kids = []
         for side, inner in enumerate((call, partner)):
             child = backward_child(inner.op)

@@ -594,10 +594,10 @@ class SegmentJudge:
         wrong = self.paired.slot(verdict.pair, verdict.slot) if verdict.slot else None
         operand = dict(program.outputs).get(verdict.slot, {})
         handed = program.inputs[operand["in"]] if "in" in operand else ""
-        maker_id = kids[split_child(handed)[0]] if is_of_child(handed) else -1
-        if maker_id >= 0 and maker_id not in self.paired.pair_of:
-            if not self._hands_on(calls[maker_id]):
-                return calls[maker_id]
+        made_by = kids[split_child(handed)[0]] if is_of_child(handed) else region.call
+        is_alone = made_by != region.call and made_by not in self.paired.pair_of
+        if is_alone and not self._hands_on(calls[made_by]):
+            return calls[made_by]
         if wrong is None or wrong.reference_record not in region.outputs or "op" not in operand:
             around = calls[kids[region.stretch]].scope if region.stretch < len(kids) else ""
             inside = [k for k in opened if around.startswith(f"{calls[k].scope}.")]
