@@ -89,3 +89,15 @@ def test_a_pair_is_captured_compared_and_graded(bench: Any) -> None:
     rows = [bench.row_of(port, fault, "float32", 1e-6) for fault in ("", "gelu")]
     assert [row["grade"] for row in rows] == ["silent", "named"]
     assert "activation_fn" in bench.told(rows[1])
+
+
+@pytest.mark.parametrize(
+    ("name", "fault", "grade"),
+    [
+        ("convnext, training", "", "undecided"),  # no gradient is paired by its place alone
+        ("convnext", "eps", "named"),  # a product is paired with a convolution of one place
+        ("latent attention", "scale", "named"),  # not the first norm of the segment
+    ],
+)
+def test_what_a_port_is_answered(bench: Any, name: str, fault: str, grade: str) -> None:
+    assert bench.row_of(_port(bench, name), fault, "float32", 1e-6)["grade"] == grade
