@@ -98,36 +98,3 @@ def test_a_weight_that_the_code_behind_it_counts_on_is_another_form(tmp_path):
     assert whence.compare(runs[0], runs[1]).findings[0].name == "1"
     result = whence.compare(runs[0], runs[2])
     assert result.status == "same", [f.sentence for f in result.findings]
-
-
-class Packed(nn.Module):
-    def __init__(self, *, is_packed):
-        super().__init__()
-        self.is_packed, self.rnn, self.head = (
-            is_packed,
-            nn.GRU(4, 6, batch_first=True),
-            nn.Linear(6, 3),
-        )
-
-    def forward(self, x, lengths):
-        if self.is_packed:
-            given = nn.utils.rnn.pack_padded_sequence(x, lengths, True, enforce_sorted=False)
-            out, _ = nn.utils.rnn.pad_packed_sequence(self.rnn(given)[0], True)
-        else:
-            out = self.rnn(x)[0] * (torch.arange(x.shape[1]) < lengths[:, None])[..., None]
-        return self.head(out.sum(1) / lengths[:, None])
-
-
-@pytest.mark.parametrize(("wrong", "status"), [(False, "same"), (True, "different")])
-def test_packed_rows_are_the_same_as_padded_ones(wrong, status, tmp_path):
-    runs = []
-    for is_packed in (True, False):
-        torch.manual_seed(0)
-        net = Packed(is_packed=is_packed)
-        if wrong and not is_packed:
-            net.head.register_forward_hook(lambda m, given, out: out * 1.01)
-        runs.append(tmp_path / str(is_packed))
-        with whence.capture(net, runs[-1]), torch.no_grad():
-            net(torch.linspace(-1, 1, 80).reshape(4, 5, 4).sin(), torch.tensor([5, 2, 4, 3]))
-    result = whence.compare(*runs)
-    assert result.status == status, [f.sentence for f in result.findings]

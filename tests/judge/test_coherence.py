@@ -4,7 +4,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from whence.judge import grow, judge_region, judge_stated, judge_unseen
+from whence.judge import OtherSteps, grow, judge_region, judge_stated, judge_unseen
 from whence.judge.error_growth import PairError
 from whence.judge.error_patterns import coherent, sight
 
@@ -126,7 +126,9 @@ def judged(kind, by, before, stated):
         return sight(g, t, u, 6 * u)
 
     if stated:
-        return judge_stated(verdict, growth, u, look, first=before is None)
+        return judge_stated(
+            verdict, growth, u, look, first=before is None, in_other_steps=OtherSteps()
+        )
     return judge_unseen(verdict, growth, u, seen, look)
 
 

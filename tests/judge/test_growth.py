@@ -5,7 +5,15 @@ import math
 import numpy as np
 import pytest
 
-from whence.judge import PairError, below_masks, between, error_of, grow, judge_stated
+from whence.judge import (
+    OtherSteps,
+    PairError,
+    below_masks,
+    between,
+    error_of,
+    grow,
+    judge_stated,
+)
 from whence.judge.statistics_drift import Drift, drift
 from whence.judge.verdict import judge_region
 from whence.records import Record, Sketch, Statistics
@@ -243,7 +251,14 @@ def test_what_unseen_operators_may_make_of_a_tensor_that_somebody_labelled(
 ):
     """A thousand roundoffs of float32; at 16 bits a twentieth, of the first alone."""
     growth = grow([PairError(0.0, u=u)], [PairError(error, "two dumps", u=u)], u)
-    judged = judge_stated(judge_region(0, 1, growth), growth, u, lambda: None, first=first)
+    judged = judge_stated(
+        judge_region(0, 1, growth),
+        growth,
+        u,
+        lambda: None,
+        first=first,
+        in_other_steps=OtherSteps(),
+    )
     assert judged.verdict == verdict
     assert words in judged.sentence
 

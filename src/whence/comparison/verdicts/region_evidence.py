@@ -106,8 +106,6 @@ class LeafEvidenceCollector:
             return None
         inputs, outputs, parameters = self._parameters.by_role(call, slots)
         in_errors = [self.errors.of(s) for s in inputs]
-        if not inputs and call.slots("input") and pair.partner.slots("input"):
-            in_errors.append(judge.PairError(None))  # both are given something, nothing alike
         if call.id in self._unseen.worst_before:
             in_errors.append(self._unseen.worst_before[call.id])
         out_errors = self._errors_of_outputs(inputs, outputs, in_errors)
