@@ -390,7 +390,9 @@ def sides(names: Sequence[str]) -> list[tuple[str, str, str]]:
     if all(side and side[0] and side[1] == "input" for side in at_end):
         return [(name, "output", "0") for name in names]  # what was recorded, in its order
     at_start = [_at_start(name) for name in names]
-    for marked, alone in ((at_end, 1), (at_start, 0)):
+    # The reading that explains more names comes first.
+    readings = sorted(((at_end, 1), (at_start, 0)), key=lambda reading: -sum(map(bool, reading[0])))
+    for marked, alone in readings:
         called, with_inputs = _scopes(marked, "output"), _scopes(marked, "input")
         both = called & with_inputs
         if marked is at_end and all(at_end):
