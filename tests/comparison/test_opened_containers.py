@@ -207,3 +207,60 @@ def test_calls_and_records_keep_their_numbers(model, tmp_path):
     ]
     assert handed.issuperset(products)
     assert with_containers_of_both(opened) is opened
+
+
+class Layered(nn.Module):
+    """Blocks as modules without a body around them, and without modules inside but products."""
+
+    def __init__(self, model, fault=""):
+        super().__init__()
+        self.fault, self.embed, self.head = fault, model.body.embed, model.head
+        self.last = model.body.last
+        self.blocks = nn.ModuleList(
+            LayeredBlock(block, fault if i == 1 else "")
+            for i, block in enumerate(model.body.blocks)
+        )
+
+    def forward(self, ids):
+        x, tables = self.embed(ids), Turn()(torch.arange(ids.shape[1]))
+        for block in self.blocks:
+            x = block(x, tables)
+        return self.head(self.last(x))
+
+
+class LayeredBlock(nn.Module):
+    def __init__(self, block, fault):
+        super().__init__()
+        self.fault, self.before, self.behind = fault, block.before, block.behind
+        self.q, self.k, self.v, self.o = (getattr(block.attention, name) for name in "qkvo")
+        self.up, self.down, self.gain = block.feed.up, block.feed.down, block.attention.gain
+
+    def forward(self, x, tables):
+        h = self.before(x)
+        q, k, v = (
+            p(h).unflatten(-1, (HEADS, -1)).transpose(1, 2) for p in (self.q, self.k, self.v)
+        )
+        q, k = turned(q, *tables) * self.gain, turned(k, *tables)
+        y = F.scaled_dot_product_attention(q, k, v, is_causal=self.fault != "mask")
+        x = x + self.o(y.transpose(1, 2).flatten(2))
+        h = self.up(self.behind(x))
+        return x + self.down(F.relu(h) if self.fault == "activation" else F.silu(h))
+
+
+@pytest.mark.parametrize(
+    ("fault", "name"),
+    [("", ""), ("mask", "body.blocks.1.attention"), ("activation", "body.blocks.1.feed.act")],
+)
+def test_a_paired_container_inside_an_opened_one_keeps_its_code(model, tmp_path, fault, name):
+    """The body is opened, the blocks inside it are paired and hold opened containers."""
+    model.float()
+    runs = [captured(m, tmp_path / n) for n, m in (("a", model), ("b", Layered(model, fault)))]
+    result = whence.compare(*runs)
+    assert result.status == ("different" if fault else "same"), result
+    assert [f.name for f in result.findings][:1] == [name] * bool(fault)
+    assert result.coverage.replayed == result.coverage.calls
+    opened = with_containers_of_both(align.align(*map(whence.open_run, runs))).reference
+    kids = children(opened.calls)
+    blocks = [c.id for c in opened.calls if c.op_type == "Block"]
+    root = next(c.id for c in opened.calls if c.parent == -1 and c.op_type == "Model")
+    assert len(blocks) == LAYERS and set(blocks) <= set(kids[root])

@@ -10,6 +10,7 @@ from whence.records.marks import Mark, NoProgram, has_mark, mark, mark_value, ma
 
 TEXTS = {
     Mark.NOT_SELECTED: "not selected",
+    Mark.OPENED: "its code is judged as that of the call around it",
     Mark.HIDDEN: "inside not seen",
     Mark.PATCHED: "patched from ",
     Mark.PATCHED_AS: ", where it is called ",

@@ -17,6 +17,7 @@ from whence.report.upgrade import upgrade_text
 from whence.results import Status, Upgrade, Upgraded, UpgradeKind
 from whence.workflows.upgrade import environments
 from whence.workflows.upgrade.inside import tiny_configs, values, widening
+from whence.workflows.upgrade.upgrade import only_generating
 
 pytestmark = pytest.mark.torch
 
@@ -401,3 +402,18 @@ def test_a_configuration_is_made_small_with_each_kind_of_layer():
     gemma = transformers.Gemma2Config()
     kinds = tiny_configs.small(gemma, "small")["layer_types"]
     assert set(kinds) == set(gemma.layer_types) and len(kinds) < len(gemma.layer_types)
+
+
+@pytest.mark.parametrize(
+    ("second", "words"),
+    [
+        ({}, ""),
+        ({"generate, step 2": "b", "generate, step 3": "b"}, "differs only in `generate`, step 2"),
+        ({"logits": "b", "generate, step 2": "b"}, ""),
+    ],
+)
+def test_what_differs_in_generation_alone_is_named_with_its_step(second, words):
+    first = dict.fromkeys(("logits", *(f"generate, step {n}" for n in (1, 2, 3))), "a")
+    differs = Upgraded("net", UpgradeKind.DIFFERS)
+    named = only_generating(differs, {"outputs": first}, {"outputs": {**first, **second}})
+    assert (named.place.words if named.place else "") == words

@@ -57,10 +57,7 @@ def _plain(value: Any, depth: int) -> list[tuple[str, Any]] | None:
         # waiting once.
         parts = (
             {"elem": value.trigger_wait()}
-            if (
-                kind.__name__ == "AsyncCollectiveTensor"
-                and kind.__module__.startswith("torch.distributed.")
-            )
+            if _is_awaited(kind)
             else {name: getattr(value, name) for name in flatten()[0]}
         )
     except Exception:  # noqa: BLE001 - a class of the user's may fail in any way; only its own tensors are lost
@@ -74,6 +71,12 @@ def _plain(value: Any, depth: int) -> list[tuple[str, Any]] | None:
             return None
         out += [(f"{name}.{path}" if path else name, tensor) for path, tensor in inner]
     return out or None
+
+
+def _is_awaited(kind: type) -> bool:
+    return kind.__name__ == "AsyncCollectiveTensor" and kind.__module__.startswith(
+        "torch.distributed."
+    )
 
 
 def answers(tensor: Any) -> bool:

@@ -126,7 +126,7 @@ def _assemble(reference: Array, parameters: Mapping[str, Array], axis: int) -> S
                         s,
                         zero,
                         Scheme(bits, per, along, group, not zero.any(), form),
-                        dtypes.of(scale).unit_roundoff or 0.0,
+                        _u(scale),
                         tuple(x for x in (slot, name, zero_slot) if x),
                         less,
                     )
@@ -343,6 +343,10 @@ def _bits(codes: F64) -> int:
     low, high = float(codes.min(initial=0.0)), float(codes.max(initial=0.0))
     span = max(high + 1, -low) * 2 if low < 0 else high + 1
     return max(2, math.ceil(math.log2(max(span, 2.0))))
+
+
+def _u(scale: Array) -> float:
+    return dtypes.of(scale).unit_roundoff or 0.0
 
 
 def on_a_grid(weight: Array, *, axis: int = 0) -> Stored | None:

@@ -31,9 +31,7 @@ def discard(path: str | Path, *, also: Collection[str] = (), folder: bool = True
             for place in run.iterdir()
             if place.name not in {RUN, *processes} and not place.match(f"{RUN}.*.tmp")
         ]
-        if any(
-            place.name not in also or (place.is_dir() and any(place.iterdir())) for place in others
-        ):
+        if any(place.name not in also or _is_filled(place) for place in others):
             return False
         for place in others:
             if place.is_dir():
@@ -77,3 +75,7 @@ def _holds_tensors(run: Path) -> bool:
             if process.records or process.index.damage is not None:
                 return True
     return False
+
+
+def _is_filled(place: Path) -> bool:
+    return place.is_dir() and any(place.iterdir())

@@ -135,14 +135,7 @@ def _create_together(run: Path, info: RunInfo, force: bool) -> Path:
     try:
         disk.make_folders(run.parent)
         with _alone_in(run.parent):
-            launched = {
-                "parent": [os.getppid(), _pid_started(os.getppid())],
-                "at": (
-                    time.clock_gettime(time.CLOCK_BOOTTIME)
-                    if hasattr(time, "CLOCK_BOOTTIME")
-                    else 0.0
-                ),
-            }
+            launched = {"parent": [os.getppid(), _pid_started(os.getppid())], "at": _since_boot()}
             existing = (
                 load_json(run / RUN).get("settings", {}).get("launched") if is_run(run) else None
             )
@@ -165,6 +158,11 @@ def _create_together(run: Path, info: RunInfo, force: bool) -> Path:
             f"cannot create the run {run}: {error}; choose an output path in a writable folder "
             "with free space"
         ) from error
+
+
+def _since_boot() -> float:
+    """Returns seconds on the clock that measures the start of processes."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME) if hasattr(time, "CLOCK_BOOTTIME") else 0.0
 
 
 @contextlib.contextmanager

@@ -127,9 +127,7 @@ def pack(
     before = after = 0
     try:
         final.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copytree(
-            source, unfinished, symlinks=True, ignore=functools.partial(_matching, source, _SHARD)
-        )
+        shutil.copytree(source, unfinished, symlinks=True, ignore=_shards_of(source))
         for number, reader in enumerate(run.readers):
             if tell is not None:
                 tell(number, len(run.readers), reader.folder.name)
@@ -168,12 +166,7 @@ def unpack(path: str | Path, out: str | Path, *, reference: str | Path | None = 
     try:
         final.parent.mkdir(parents=True, exist_ok=True)
         _check_room(packing, source, final.parent)
-        shutil.copytree(
-            source,
-            unfinished,
-            symlinks=True,
-            ignore=functools.partial(_matching, source, _PACKED_SHARD),
-        )
+        shutil.copytree(source, unfinished, symlinks=True, ignore=_packed_of(source))
         for folder in sorted(process_folders(source)):
             for file in sorted(folder.glob("shard-*.packed")):
                 match = _PACKED_SHARD.fullmatch(file.name)
@@ -264,6 +257,14 @@ def _write_whole(shard: PackedShard, target: Path) -> None:
 def _check_free(out: Path) -> None:
     if out.is_symlink() or (out.exists() and (not out.is_dir() or any(out.iterdir()))):
         raise OutputExists(f"{out} exists; choose another output path")
+
+
+def _shards_of(run: Path) -> Callable[[str, list[str]], set[str]]:
+    return functools.partial(_matching, run, _SHARD)
+
+
+def _packed_of(run: Path) -> Callable[[str, list[str]], set[str]]:
+    return functools.partial(_matching, run, _PACKED_SHARD)
 
 
 def _matching(run: Path, pattern: re.Pattern[str], folder: str, names: list[str]) -> set[str]:

@@ -19,13 +19,7 @@ def say_the_same(reference: StoredRun, target: StoredRun) -> bool:
     """
     sides = reference.readers, target.readers
     return len(sides[0]) == len(sides[1]) and all(
-        (
-            _are_sound(a, b)
-            and np.array_equal(a.index.columns["hash"], b.index.columns["hash"])
-            and _have_equal_forms(a, b)
-            and _have_equal_lines(a, b)
-        )
-        for a, b in zip(*sides, strict=True)
+        _say_the_same(a, b) for a, b in zip(*sides, strict=True)
     )
 
 
@@ -40,6 +34,15 @@ def differing_tensors(reference: StoredRun, target: StoredRun) -> npt.NDArray[np
         return None
     differ: npt.NDArray[np.bool_] = (a.index.columns["hash"] != b.index.columns["hash"]).any(axis=1)
     return differ
+
+
+def _say_the_same(a: ProcessReader, b: ProcessReader) -> bool:
+    return (
+        _are_sound(a, b)
+        and np.array_equal(a.index.columns["hash"], b.index.columns["hash"])
+        and _have_equal_forms(a, b)
+        and _have_equal_lines(a, b)
+    )
 
 
 def _are_sound(*readers: ProcessReader) -> bool:

@@ -173,16 +173,18 @@ class _Execution:
         if (
             self.reference.program is not None
             and self.target.program is not None
-            and not (
-                all(a == b for a, b in self.names.items())
-                and len(self.names) == len(self.reference.places) == len(self.target.places)
-            )
+            and not self._one_graph()
         ):
             where = f"graph {self.reference.call.op}{_of_phase(self.reference.call)}"
             yield (
                 f"{where}: both runs have other operators in it; nodes are paired by place, "
                 "module and operator"
             )
+
+    def _one_graph(self) -> bool:
+        return all(a == b for a, b in self.names.items()) and len(self.names) == len(
+            self.reference.places
+        ) == len(self.target.places)
 
     def cut(self) -> None:
         """Replace the recorded nodes, in both runs, by calls at the shared nodes with pieces of the

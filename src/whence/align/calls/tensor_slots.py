@@ -385,11 +385,7 @@ def pair_in_order(
     remaining, _, _ = pair_slots(
         _without(call, placed), _without(partner, target_placed), reference, target
     )
-    usable = [
-        p
-        for p in remaining
-        if _worth(reference.records[p.reference_record], target.records[p.target_record])
-    ]
+    usable = [p for p in remaining if not _clash(p, reference, target)]
     later = {p.reference_slot for p in usable}, {p.target_slot for p in usable}
     return (
         sorted(
@@ -406,6 +402,10 @@ def _pair(ref: Ref, across: Ref) -> SlotPair:
 
 def _without(call: Call, slots: set[str]) -> Call:
     return replace(call, refs=tuple(r for r in call.refs if r.slot not in slots))
+
+
+def _clash(pair: SlotPair, reference: Run, target: Run) -> bool:
+    return not _worth(reference.records[pair.reference_record], target.records[pair.target_record])
 
 
 def _in_order(records: Sequence[Record], others: Sequence[Record]) -> list[tuple[int, int]]:

@@ -497,11 +497,7 @@ def absorbed(editor: PlanEditor) -> None:
         if call.op_type != target_call.op_type and _takes_more(editor, pair, "reference"):
             fuller.append(pair)
             continue
-        later = [
-            r
-            for r in partners_of.get(target_output, ())
-            if content_of(editor, "reference", r) != content_of(editor, "reference", output)
-        ]
+        later = [r for r in partners_of.get(target_output, ()) if not _are_one(editor, r, output)]
         if call.op_type != target_call.op_type and len(later) == 1:
             families[starred(call.scope), starred(target_call.scope)].append(
                 (pair, output, later[0], target_output)
@@ -523,6 +519,11 @@ def absorbed(editor: PlanEditor) -> None:
             "replayed together"
         )
     _as_elsewhere(editor, fuller)
+
+
+def _are_one(editor: PlanEditor, record: int, other: int) -> bool:
+    """Whether two records of the reference hold the same elements, perhaps in different shapes."""
+    return content_of(editor, "reference", record) == content_of(editor, "reference", other)
 
 
 def _partners_of(editor: PlanEditor) -> dict[int, dict[int, None]]:

@@ -220,6 +220,12 @@ class CodedSide:
         run, ids = with_wholes(self.run, parts, self._whole, rounding)
         return DecodedRun(run, self.made), ids
 
+    def _as_taken(self, part: Stretch, record: int) -> Coded:
+        """An input of a part, and whether every call of the part that reads it quantises it by its
+        own range.
+        """
+        return replace(self.read(record), is_measured=_rounds_by_range(part.calls, record))
+
     def _floats(self, part: Stretch, weights: Sequence[CodedWeight]) -> tuple[int, ...]:
         """The floating parameters of a part that are neither decoded from codes nor scales of
         codes.
@@ -269,10 +275,7 @@ class CodedSide:
         whole = replace(whole_call(_shown(part.calls), refs, number), leaf=True, kind="operator")
         if is_quantised:
             layer = QuantisedLayer(
-                tuple(
-                    replace(self.read(record), is_measured=_rounds_by_range(part.calls, record))
-                    for record in part.reads
-                ),
+                tuple(self._as_taken(part, record) for record in part.reads),
                 tuple(map(self.coded, part.makes)),
                 tuple(weights),
                 tuple(r for call in part.calls for r in self.values.rereads.get(call.id, ())),

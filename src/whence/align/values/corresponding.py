@@ -128,9 +128,7 @@ class _Pairing:
         own = _by_count(self.reference)
         for value in filter(self._is_open, self.reference.values):
             record = self.reference.record(value)
-            if not self.reference.is_floating(value) or not (
-                record.statistics is not None and bool(record.statistics.std)
-            ):
+            if not self.reference.is_floating(value) or not _varies(record):
                 continue  # constants: many tensors have the same elements
             alike = [
                 other
@@ -274,13 +272,7 @@ class _Pairing:
             partner = max(across, key=lambda reader: reader.order, default=None)
             if partner is None or has_activation(call) != has_activation(partner):
                 continue
-            if (
-                sum(
-                    (sum(extent > 1 for extent in record.shape) > 1)
-                    for record in self.reference.parameters(call)
-                )
-                > 1
-            ) and not self._may_end_in(value, partner):
+            if self._is_composite(call) and not self._may_end_in(value, partner):
                 continue
             back = max(
                 _readers_of(partner, self.target, readers), key=lambda r: r.order, default=None
@@ -291,6 +283,10 @@ class _Pairing:
                 self._pair(value, free[made.index(value)])
                 count += 1
         return count
+
+    def _is_composite(self, call: Call) -> bool:
+        """Whether one call, such as a whole block, uses several matrices."""
+        return sum(_is_matrix(record) for record in self.reference.parameters(call)) > 1
 
     def _may_end_in(self, value: int, partner: Call) -> bool:
         """Whether a composite call may end at `partner`. The last call of the target that reads one
@@ -383,6 +379,15 @@ def _readers_of(call: Call, graph: ValueGraph, across: dict[int, list[Call]]) ->
             return []
         candidates += readers
     return candidates
+
+
+def _is_matrix(record: Record) -> bool:
+    return sum(extent > 1 for extent in record.shape) > 1
+
+
+def _varies(record: Record) -> bool:
+    """Whether a tensor holds more than one distinct number."""
+    return record.statistics is not None and bool(record.statistics.std)
 
 
 def _distance(a: Record, b: Record) -> float:

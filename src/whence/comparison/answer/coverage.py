@@ -88,7 +88,8 @@ class CallCoverage:
             if c.id not in measured and c.id not in ran_inside and self._covers(c.id)
         }
         ends = (c for c in selected if c.parent == -1 and (c.kind != "region" or c.slots("output")))
-        root_ok = bool(paired.plan.pairs) and all(c.id in measured | covered for c in ends)
+        known = measured | covered
+        root_ok = bool(paired.plan.pairs) and all(c.id in known for c in ends)
         handed_on = {r.record for c in passthrough for r in c.slots("output")}
         root_ok &= all(self._whole_known(call, handed_on) for call in whole)
         number = len(paired.plan.pairs) - sum(call.id in paired.pair_of for call in whole)

@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 from whence import align
 from whence._version import __version__
+from whence.align.batches.prompts import Prompt
 from whence.comparison.answer.effect import of_tokens
 from whence.comparison.answer.paired_prompts import PairedPrompts, TokenPlace
 from whence.comparison.verdicts.status import Gaps, decide, failed_alone
@@ -495,7 +496,7 @@ def between(reference: Run, target: Run) -> Relation | None:
         relation._replace(left_over=_left_over(rows, relation.applied))
         for relation in (
             identity._replace(factor=_factor(rows)),
-            identity._replace(cap=median(_cap_of(made, returned) for made, returned in rows)),
+            identity._replace(cap=_cap(rows)),
         )
     ]
     best = min(related, key=lambda relation: relation.left_over)
@@ -514,6 +515,13 @@ def _left_over(rows: Sequence[tuple[Floats, Floats]], applied: Callable[[Floats]
 def _factor(rows: Sequence[tuple[Floats, Floats]]) -> float:
     """The median over tokens of the least squares factor from module to model."""
     return median(float(made @ returned / ((made @ made) or np.inf)) for made, returned in rows)
+
+
+def _cap(rows: Sequence[tuple[Floats, Floats]]) -> float:
+    """The median over tokens of the cap that reduces the norm of the module's output to that of the
+    model's; 0.0 if the model's is not smaller.
+    """
+    return median(_cap_of(made, returned) for made, returned in rows)
 
 
 def _cap_of(made: Floats, returned: Floats) -> float:
@@ -670,9 +678,7 @@ def _prompted(
     )
     worst = next((v for v in ("unexplained", "off", "explained", "sampled") if verdicts[v]), "")
     outcome = worst or ("equal" if compared else "not compared")
-    if outcome == "equal" and (
-        len(reference.calls) > 1 and len(target.calls) > 1 and lengths[1] < lengths[0]
-    ):
+    if outcome == "equal" and _has_ended(reference, target, lengths):
         outcome = "not compared"
     root = reference.call
     return Prompted(
@@ -696,6 +702,11 @@ def _prompted(
         next((i for i in indices if tokens[i].verdict == TokenKind.OFF), -1),
         number=name,
     )
+
+
+def _has_ended(reference: Prompt, target: Prompt, lengths: tuple[int, int]) -> bool:
+    """Whether the target generated fewer tokens than the reference."""
+    return len(reference.calls) > 1 and len(target.calls) > 1 and lengths[1] < lengths[0]
 
 
 def finite(value: float | None) -> float | None:

@@ -455,15 +455,16 @@ def _keep_elements(answer: AnsweredRuns) -> Iterator[NextStep]:
     """For tensors that were compared by statistics, or not at all, because their elements were not
     stored.
     """
-    if (
-        (not any(r.elements is None and r.why for run in answer.runs for r in run.records))
-        or not are_captures(answer)
-        or answer.result.inputs_differ
-    ):
+    if _all_kept(answer) or not are_captures(answer) or answer.result.inputs_differ:
         return
     yield captured_again(
         answer, _FULL, "compares every element, and replays every operator that was recorded"
     )
+
+
+def _all_kept(answer: AnsweredRuns) -> bool:
+    """Whether the elements of every tensor were stored. A record without them gives a reason."""
+    return not any(r.elements is None and r.why for run in answer.runs for r in run.records)
 
 
 def _look_before(answer: AnsweredRuns) -> Iterator[NextStep]:

@@ -218,19 +218,20 @@ class OriginTracer:
     def _state(self, measured: Measured | None, maker: Call | None) -> str:
         if measured is None or measured.tier == "none":
             return (
-                "not compared"
-                if maker is None or not self.seen(maker)
-                else (
-                    "differs"
-                    if maker.id in self.significant
-                    else "within noise"
-                    if self.differs(maker)
-                    else "equal"
-                )
+                "not compared" if maker is None or not self.seen(maker) else self._state_of(maker)
             )
         if measured.identical:
             return "equal"
         return "differs" if maker is None or maker.id in self.significant else "within noise"
+
+    def _state_of(self, maker: Call) -> str:
+        return (
+            "differs"
+            if maker.id in self.significant
+            else "within noise"
+            if self.differs(maker)
+            else "equal"
+        )
 
     # ---- where it ends
 

@@ -213,9 +213,7 @@ class _Facing:
                 matches = [
                     place
                     for kind in kinds
-                    for place in places.get(
-                        (kind, view.array.shape, _digest(judge.rounded(view.array, kind))), ()
-                    )
+                    for place in places.get((kind, view.array.shape, _as_key(view.array, kind)), ())
                     if (id(place[0]), place[1]) not in used
                 ]
                 named = [p for p in matches if p[0].name == a.full]
@@ -386,6 +384,10 @@ def _cut(base: str, rows: Sequence[int]) -> str:
 
 def _digest(array: np.ndarray[Any, Any]) -> bytes:
     return host.digest(np.ascontiguousarray(array).reshape(-1).view(np.uint8))
+
+
+def _as_key(array: np.ndarray[Any, Any], dtype: str) -> bytes:
+    return _digest(judge.rounded(array, dtype))
 
 
 def _rows(array: np.ndarray[Any, Any]) -> Mapping[bytes, int]:

@@ -53,7 +53,7 @@ def compare(reference: Weight, target: Weight) -> Compared:
         a, b = reference.load(), target.load()
     except ElementsMissing as error:
         return Compared(State.UNKNOWN, f"its elements are not there: {error}")
-    if [n for n in a.shape if n != 1] != [n for n in b.shape if n != 1]:
+    if not _is_one_layout(a.shape, b.shape):
         forms = f"{list(a.shape)} in the reference, {list(b.shape)} in the target"
         return Compared(State.DIFFERS, f"its shape is {forms}")
     a, b = a.reshape(-1), np.ascontiguousarray(b).reshape(-1)
@@ -81,6 +81,11 @@ def compare(reference: Weight, target: Weight) -> Compared:
             words = "differ by rounding alone, as where a norm was folded in elsewhere"
             return Compared(State.RECOMPUTED, words, _rel(x, y))
     return _differing(a, b, reference.shape, off)
+
+
+def _is_one_layout(shape: tuple[int, ...], other: tuple[int, ...]) -> bool:
+    """Is one the other with axes of extent 1?"""
+    return [n for n in shape if n != 1] == [n for n in other if n != 1]
 
 
 def _rounded(a: Array, b: Array, reference: Weight, target: Weight) -> Compared:

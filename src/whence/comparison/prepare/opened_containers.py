@@ -74,6 +74,8 @@ def _without_other_places(aligned: align.Aligned) -> Plan:
     gradients and steps of parameters, paired in order, whose modules are none.
     """
     plan, runs = aligned.plan, (aligned.reference, aligned.target)
+    if all(runs[0].calls[pair.reference].phase == "forward" for pair in plan.pairs):
+        return plan
     partners = {p.reference: (p.target, *p.also) for p in plan.pairs}
     paired = {*partners}, {k for targets in partners.values() for k in targets}
     below = [children(run.calls) for run in runs]
@@ -105,14 +107,14 @@ def _without_other_places(aligned: align.Aligned) -> Plan:
         are_paired = [kid in paired[side] for side, kid in enumerate(kids)]
         return any(are_paired) and kids[1] not in partners.get(kids[0], ())
 
-    wrong = [p for p in plan.pairs if leads_elsewhere(p)]
+    wrong = {p.reference: p.target for p in plan.pairs if leads_elsewhere(p)}
     if not wrong:
         return plan
     return msgspec.structs.replace(
         plan,
-        pairs=tuple(p for p in plan.pairs if p not in wrong),
-        unmatched_reference=(*plan.unmatched_reference, *(p.reference for p in wrong)),
-        unmatched_target=(*plan.unmatched_target, *(p.target for p in wrong)),
+        pairs=tuple(p for p in plan.pairs if p.reference not in wrong),
+        unmatched_reference=(*plan.unmatched_reference, *wrong),
+        unmatched_target=(*plan.unmatched_target, *wrong.values()),
     )
 
 
@@ -161,7 +163,7 @@ def opened(
     taken: dict[int, Sequence[Ref]] = {}
     for top in set(tops.values()):
         flat = _program(run, top, below, tops, kids[top])
-        whole = calls[top]
+        whole = moved[top]  # which an opened container may have held too
         if isinstance(flat, str):
             moved[top] = msgspec.structs.replace(whole, program="", no_program=flat)
             continue

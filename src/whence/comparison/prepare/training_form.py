@@ -244,11 +244,13 @@ def nested(training: TrainingCalls, model: Call) -> list[Call]:
     while True:
         kids = training.modules(chain[-1])
         inner = kids if len(kids) == 1 else [kid for kid in kids if not kid.leaf]
-        if len(inner) != 1 or any(
-            kid is not inner[0] and any(is_param(ref.slot) for ref in kid.refs) for kid in kids
-        ):
+        if len(inner) != 1 or any(kid is not inner[0] and _has_params(kid) for kid in kids):
             return chain
         chain += inner
+
+
+def _has_params(call: Call) -> bool:
+    return any(is_param(ref.slot) for ref in call.refs)
 
 
 @dataclass(frozen=True)

@@ -133,12 +133,7 @@ class Parameters:
         parts = parameter.scope.split(".") if parameter.scope else []
         for depth in range(len(parts), -1, -1):
             above = ".".join(parts[:depth])
-            near = [
-                p
-                for p in self.all
-                if p.root == parameter.root
-                and (not above or p.scope == above or p.scope.startswith(f"{above}."))
-            ]
+            near = [p for p in self.all if p.root == parameter.root and _is_below(p.scope, above)]
             prints = [self.first[id(p)] for p in near if not self.placement(p)]
             varied = [p for p in prints if any(p[r].constant is False for r in group if r in p)]
             if varied:
@@ -187,6 +182,10 @@ def _of_one_shape(prints: dict[int, Print]) -> Iterator[tuple[int, ...]]:
     for rank, known in prints.items():
         by_shape.setdefault(known.shape, []).append(rank)
     yield from (tuple(ranks) for ranks in by_shape.values() if len(ranks) > 1)
+
+
+def _is_below(scope: str, above: str) -> bool:
+    return not above or scope == above or scope.startswith(f"{above}.")
 
 
 def _slots(group: dict[int, Call]) -> set[str]:

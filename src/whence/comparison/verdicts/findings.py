@@ -142,11 +142,13 @@ def _joined_by_reason(
     """
     joined: dict[tuple[str, ...], list[Judged]] = {}
     for key, members in groups.items():
-        reason = next(
-            (m.verdict.reason for m in members if (m.verdict.cause == CauseKind.SEMANTIC)), ""
-        )
+        reason = next((m.verdict.reason for m in members if _is_other_code(m)), "")
         joined.setdefault((key[1], reason) if reason else key, []).extend(members)
     return [sorted(members, key=lambda m: _order(m, calls)) for members in joined.values()]
+
+
+def _is_other_code(item: Judged) -> bool:
+    return item.verdict.cause == CauseKind.SEMANTIC
 
 
 def remarks(

@@ -83,12 +83,7 @@ class ParameterDrifts:
                 if is_param(name) and self._parameters.difference(slot).is_rounding:
                     continue
                 steps_before = pair.call.step if is_made_before else 0
-                return ParameterDrift(
-                    param_name(name) if is_param(name) else input_name(name),
-                    error.value,
-                    largest,
-                    steps_before,
-                )
+                return ParameterDrift(_name_of(name), error.value, largest, steps_before)
         return None
 
     def _largest_before(self, call: Call, slot: SlotPair) -> float:
@@ -121,6 +116,10 @@ class ParameterDrifts:
                 if is_written(slot.reference_slot) and not self._paired.is_equal(slot):
                     largest[step] = max(largest.get(step, 0.0), self._errors.of(slot).value or 0.0)
         return largest
+
+
+def _name_of(slot: str) -> str:
+    return param_name(slot) if is_param(slot) else input_name(slot)
 
 
 def unless_drifted(verdict: Verdict, drift: ParameterDrift | None) -> Verdict:

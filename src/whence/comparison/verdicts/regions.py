@@ -364,11 +364,12 @@ def _may_stand_out(verdict: Verdict, replays: CallReplays, call: int) -> bool:
         and own.rho > limits.suspect * limits.rho_16
         and count >= STRUCTURE_ELEMENTS
         and program is not None
-        and not any(
-            ("attention" in op.name or "softmax" in op.name or base_name(op.name) in CHOOSES)
-            for op in program.operations
-        )
+        and not any(_weighs_by_scores(op.name) for op in program.operations)
     )
+
+
+def _weighs_by_scores(name: str) -> bool:
+    return "attention" in name or "softmax" in name or base_name(name) in CHOOSES
 
 
 def _rho_by_scope(replays: CallReplays) -> Mapping[Any, Mapping[str, float]]:

@@ -166,16 +166,16 @@ class Neighbourhoods:
             return self._with_uneven(judged | self._taken_back_before_others(judged))
 
     def _taken_back_before_others(self, verdicts: Mapping[Key, Verdict]) -> dict[Key, Verdict]:
-        """Verdicts of suspects that are taken back before a later suspect, in a container whose
-        results are wrong because of that one. Empty if no other suspect would be left: another
+        """Verdicts of the first suspects that are taken back before the next one, in a container
+        whose results are wrong because of a later one. Empty if no suspect would be left: another
         reader of the tensor may then be what makes the results wrong.
         """
-        guilty = {k: v for k, v in verdicts.items() if k in self._regions and v.verdict in GUILTY}
-        acquitted_ones: dict[Key, Verdict] = {}
+        guilty = [k for k, v in verdicts.items() if k in self._regions and v.verdict in GUILTY]
+        forms: dict[Key, Verdict] = {}
         if self._sides is None or not 1 < len(guilty) <= _SUSPECTS_PER_STRETCH:
             return {}
-        for key, verdict in guilty.items():
-            region = self._regions[key]
+        for key in sorted(guilty, key=lambda key: self._behind(self._regions[key])):
+            region, verdict = self._regions[key], verdicts[key]
             for stretch in self._before_later_calls(region):
                 outcome = self._outcome(region, verdict, stretch)
                 if _takes_back(verdict) and stretch.left.keys() >= set(region.outputs):
@@ -183,18 +183,26 @@ class Neighbourhoods:
                 if outcome in (Outcome.TAKEN_BACK, Outcome.IN_PLACE):
                     words = self._change_in_words(region, verdict, stretch)
                     kind = VerdictKind.OTHER_FORM
-                    acquitted_ones[key] = acquitted(verdict, kind, outcome, stretch, words)
+                    forms[key] = acquitted(verdict, kind, outcome, stretch, words)
                     break
-        return acquitted_ones if len(acquitted_ones) < len(guilty) else {}
+            else:
+                return forms  # this one is a fault, and what it leaves spoils what is behind
+        return {}
+
+    def _behind(self, region: Region) -> float:
+        """The order from which on calls lie behind a region: that of its reader, which may be given
+        what is right.
+        """
+        kids = self._paired.kids.get(region.call, ())[max(region.stretch, 0) :][:1]
+        if region.stretch < 0:
+            return self._paired.calls[region.call].order + 1
+        return next((self._paired.calls[k].order for k in kids), math.inf)
 
     def _before_later_calls(self, region: Region) -> Iterator[Stretch]:
         """The clean stretches from the beginning of the containers around a region to what a later
         call inside is given.
         """
-        order = self._paired.calls[region.call].order + 1
-        if region.stretch >= 0:  # its reader may be given what is right
-            kids = self._paired.kids.get(region.call, ())[region.stretch :][:1]
-            order = max((self._paired.calls[k].order for k in kids), default=order)
+        order = self._behind(region)
         for number in self._paired_around(self._start(region)):
             kids = self._paired.kids.get(number, ())
             later = (k for k in kids if self._paired.calls[k].order >= order)
@@ -310,7 +318,7 @@ class Neighbourhoods:
         ):
             return False
         for around in outwards(self._paired.calls, call.id):
-            is_own = around is call
+            is_own = around.id == call.id
             if around.id in self._paired.pair_of:
                 pair = self._paired.pair(self._paired.pair_of[around.id])
                 right = self._own_inputs.right(pair.call, pair.partner)

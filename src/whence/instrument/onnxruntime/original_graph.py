@@ -47,20 +47,19 @@ class OriginalGraph:
         behind = self._behind(makes, reads)
         ends = {id(self.makers[v]) for v in makes if v in self.makers}
         by_id = {id(n): n for n in behind}
-        while shared := [
-            n
-            for n in by_id.values()
-            if (
-                id(n) not in ends
-                and any(
-                    value in self._outputs or any(id(r) not in by_id for r in self._readers[value])
-                    for value in n.outputs
-                )
-            )
-        ]:
+        while shared := [n for n in by_id.values() if self._is_shared(n, by_id, ends)]:
             for node in shared:
                 del by_id[id(node)]
         return list(by_id.values())
+
+    def _is_shared(self, node: Any, found: Collection[int], ends: Collection[int]) -> bool:
+        """Whether a result of the node is read by other nodes too. Such a node was not fused into
+        this one alone.
+        """
+        return id(node) not in ends and any(
+            value in self._outputs or any(id(r) not in found for r in self._readers[value])
+            for value in node.outputs
+        )
 
     def source(self, makes: Sequence[str], members: Sequence[Any]) -> str:
         """The source line or module that an exporter wrote into the node that makes a value, or

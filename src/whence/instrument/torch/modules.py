@@ -545,7 +545,7 @@ class Collectives:
 
     def install(self) -> None:
         """Start listening. Does nothing where torch lacks `torch.distributed`."""
-        if bool(torch.distributed.is_available()) and not self._installed:
+        if _can_watch() and not self._installed:
             _start_watching(self._issued)
             self._installed = True
 
@@ -695,6 +695,11 @@ _UNWATCHED = ("check_for_nan",)
 _lock = threading.Lock()
 _watchers: tuple[_Watcher, ...] = ()
 _installed: Any = None
+
+
+def _can_watch() -> bool:
+    """Whether this torch was built with `torch.distributed`."""
+    return bool(torch.distributed.is_available())
 
 
 def _start_watching(watcher: _Watcher) -> None:

@@ -966,12 +966,12 @@ class StagingRing:
                 if self._closed:  # all that had entries was sealed before
                     return None
                 seen = len(first.entries) if first is not None else 0
-                if (
-                    not self._room.wait(AGE_S)
-                    and seen
-                    and (first is not None and first is self._open() and not first.unread)
-                ):
+                if not self._room.wait(AGE_S) and seen and self._may_end(first):
                     self._seal()
+
+    def _may_end(self, batch: Batch | None) -> bool:
+        """Whether this is the open batch and no kernel still has to read a tensor of it."""
+        return batch is not None and batch is self._open() and not batch.unread
 
     def _work(self) -> None:
         while (batch := self._next()) is not None:

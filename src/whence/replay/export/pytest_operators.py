@@ -76,11 +76,7 @@ def _write_operator(
     sort = support.PLAIN
     if func is not None:
         sort = support.kind(func, dict(calls[0].arguments) | tensors)
-    if sort == support.PLAIN and not (
-        func is None
-        or any("Tensor" in str(r.type) for r in func._schema.returns)
-        or bool(support.written(func, tensors))
-    ):
+    if sort == support.PLAIN and not _makes_tensors(func, tensors):
         folder.leave_out("makes no tensor", group.op)
         return
     if sort != support.PLAIN and not keep_trivial:
@@ -97,6 +93,15 @@ def _write_operator(
         incoming = _incoming(run, calls, backward)
         gradients = ", ".join(f"{k}: {arguments.tensor(refs)}" for k, refs in incoming.items())
         _add_test(folder, group, name, samples, named, gradients=f"{{{gradients}}}")
+
+
+def _makes_tensors(func: Any, tensors: Mapping[str, Any]) -> bool:
+    """Whether an operator returns or writes tensors; true for an unknown operator."""
+    return (
+        func is None
+        or any("Tensor" in str(r.type) for r in func._schema.returns)
+        or bool(support.written(func, tensors))
+    )
 
 
 def _add_test(
@@ -194,12 +199,7 @@ class Arguments:
             else:
                 texts[name] = text
         for name, value in first.arguments.items():
-            if name not in lists or (
-                isinstance(value, (list, tuple))
-                and any(
-                    item is None or (isinstance(item, dict) and "slot" in item) for item in value
-                )
-            ):
+            if name not in lists or _has_slots(value):
                 texts[name] = self.literal(value)
                 lists.pop(name, None)
         for name, items in lists.items():
@@ -284,6 +284,12 @@ class Arguments:
             if text:
                 return text
         raise ReplayRefused(f"an argument that cannot be written down: {comment_text(value)[:60]}")
+
+
+def _has_slots(value: Any) -> bool:
+    return isinstance(value, (list, tuple)) and any(
+        item is None or (isinstance(item, dict) and "slot" in item) for item in value
+    )
 
 
 def _storages(aliases: Sequence[tuple[str, str]]) -> dict[str, str]:

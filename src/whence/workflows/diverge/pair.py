@@ -84,14 +84,13 @@ class Pair:
             lost = [
                 p
                 for p, kind in enumerate(self._kinds)
-                if kind in _OF_BATCH
-                or (
-                    kind == PartKind.GRADIENTS
-                    and not (self._keys[p].op == GRADIENTS and is_written(self._slots[p]))
-                )
+                if kind in _OF_BATCH or (kind == PartKind.GRADIENTS and not self._is_summed(p))
             ]
             self.drift.judged[:, lost] = np.nan
             self.drift.own[:, lost] = np.nan
+
+    def _is_summed(self, place: int) -> bool:
+        return self._keys[place].op == GRADIENTS and is_written(self._slots[place])
 
     def _carried(self) -> Column:
         """The error that each tensor had in the step that produced it, 0 for what a step produces

@@ -9,7 +9,7 @@ import numpy as np
 from whence.judge.diverging import LIMITS, Drift, smoothed
 from whence.records.training import BACKWARD, GRADIENTS
 from whence.workflows.diverge.distances import COUNT, Distances, Tested
-from whence.workflows.diverge.figures import SLOTS, Column, Names
+from whence.workflows.diverge.figures import SLOTS, CallKey, Column, Names
 
 
 def drift_of(found: Distances, reference: Tested, names: Names) -> Drift:
@@ -22,13 +22,7 @@ def drift_of(found: Distances, reference: Tested, names: Names) -> Drift:
     keys = [names.keys[place.number // SLOTS] for place in reference.places.place]
     for number, (key, slot) in enumerate(zip(keys, slots, strict=True)):
         if key.phase == BACKWARD or key.op == GRADIENTS:
-            groups.setdefault(
-                (
-                    key.root,
-                    (key.op == GRADIENTS or key.op.startswith("sum of") or ".param." in slot),
-                ),
-                [],
-            ).append(number)
+            groups.setdefault((key.root, _is_of_parameter(key, slot)), []).append(number)
     for places in groups.values():
         some = np.where(scale[:, places] > 0, scale[:, places], np.nan)
         known = ~np.isnan(some).all(axis=1)
@@ -47,6 +41,10 @@ def drift_of(found: Distances, reference: Tested, names: Names) -> Drift:
 
 
 _MADE_FOR_PARAMETER = "output.grad.param."
+
+
+def _is_of_parameter(key: CallKey, slot: str) -> bool:
+    return key.op == GRADIENTS or key.op.startswith("sum of") or ".param." in slot
 
 
 def _over(error: Column, scale: Column) -> Column:

@@ -269,15 +269,7 @@ class _Rungs:
             **self.climber.facts(self.place / name, run),
         )
         result = self._compared(run, f"cmp-{name}")
-        if (
-            self.stairs.rounded
-            and (
-                result.status != Status.SAME
-                and not result.inputs_differ
-                and all(f.evidence != Evidence.REPLAY for f in result.findings)
-            )
-            and self._know_rounding()
-        ):
+        if self.stairs.rounded and _is_unproven(result) and self._know_rounding():
             result = self._compared(run, f"cmp-{name}")
         below = next((r.name for r in reversed(previous) if r.name in self.runs), "")
         from_base = _distance_at_outputs(result, self.base)
@@ -615,6 +607,15 @@ def _distance_at_outputs(result: Comparison, reference: Run) -> tuple[bool, floa
     errors = [s for s in sizes if s is not None]
     largest = max(errors) if errors and len(errors) == len(sizes) else None
     return all(row.measured.identical for row in result.rows), largest
+
+
+def _is_unproven(result: Comparison) -> bool:
+    """Whether the difference is known only from two dumps, without a replay."""
+    return (
+        result.status != Status.SAME
+        and not result.inputs_differ
+        and all(f.evidence != Evidence.REPLAY for f in result.findings)
+    )
 
 
 def _words_of_worst(result: Comparison) -> str:

@@ -474,7 +474,7 @@ def check_kernel(
     _, checker = _prepared(
         kernel,
         reference,
-        names or [Form(k, v[0], tuple(map(Extent, v[1]))) for k, v in inputs.items()],
+        names or [_form_of(k, v) for k, v in inputs.items()],
         call.get("arguments", {}),
         call.get("outputs", ()),
         call.get("order", ""),
@@ -482,6 +482,10 @@ def check_kernel(
     history([pytest_file.read(before) for before in call.get("before", ())], checker)
     layout = call.get("layout", "contiguous")
     return checker.fault(pytest_file.read(inputs), layout, again=not call.get("once"))
+
+
+def _form_of(name: str, value: Any) -> Form:
+    return Form(name, value[0], tuple(map(Extent, value[1])))
 
 
 def _prepared(

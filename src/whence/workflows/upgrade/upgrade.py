@@ -35,6 +35,7 @@ from whence.workflows.notebook_progress import Tell
 from whence.workflows.saved import AnyPath
 from whence.workflows.upgrade import environments
 from whence.workflows.upgrade.environments import Environment
+from whence.workflows.upgrade.inside.catalogues import GENERATED
 
 if TYPE_CHECKING:
     from whence.results import Comparison, Finding
@@ -290,8 +291,6 @@ _BEYOND_ROUNDING = {
 }
 """Result of the captures -> the answer when the difference stays in float64."""
 _SHOWN = 4
-_GENERATED = "generate, step "
-"""What names the outputs of a generation, before the number of the step."""
 
 
 class Pair:
@@ -376,7 +375,7 @@ class _Trial:
         if changed and (named := self._pinned(found, first, changed)) is not None:
             return self._finished(named, first)
         deep = _reshaped(self._finished(self._deeper(found), first), first, second)
-        return _only_generating(deep, first, second)
+        return only_generating(deep, first, second)
 
     def _ask(self, first: _Task | None, second: _Task | None) -> tuple[_Answer, _Answer]:
         answers = self._pair.ask(first, second)
@@ -573,12 +572,12 @@ def _reshaped(found: Upgraded, first: _Answer, second: _Answer) -> Upgraded:
     return found
 
 
-def _only_generating(found: Upgraded, first: _Answer, second: _Answer) -> Upgraded:
+def only_generating(found: Upgraded, first: _Answer, second: _Answer) -> Upgraded:
     """Say so where everything but the steps of a generation is equal bit by bit."""
     unequal = [n for n, held in first["outputs"].items() if second["outputs"].get(n) != held]
-    if not all(name.startswith(_GENERATED) for name in unequal):
+    if not unequal or not all(name.startswith(GENERATED) for name in unequal):
         return found
-    step = min(int(name.removeprefix(_GENERATED)) for name in unequal)
+    step = min(int(name.removeprefix(GENERATED)) for name in unequal)
     words = f"differs only in `generate`, step {step}"
     place = found.place or ModulePlace("")
     place = msgspec.structs.replace(place, words="; ".join(filter(None, (words, place.words))))

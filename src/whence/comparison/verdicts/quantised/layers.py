@@ -268,9 +268,7 @@ class QuantisedLayers:
         held = _HELD_TO_A_CODE
         if layer.inner or outputs[0].right is None:
             held = _HELD_TO_ROUNDING
-        if sqnr is None or all(
-            (pair.call.quantised is not None and o.coded.grid is not None) for o in outputs
-        ):
+        if sqnr is None or all(_is_on_both(pair, o) for o in outputs):
             return verdict.replace(verdict=VerdictKind.NOISE, numbers=numbers, sentence=held)
         parts = [f"weights {scheme}" for scheme in dict.fromkeys(weights.schemes)]
         activations = self._activations(layer)
@@ -325,6 +323,10 @@ class QuantisedLayers:
         grid = output.coded.grid
         assert grid is not None
         return *grid.steps(self.target.array, output.produced.ndim), grid.ends
+
+
+def _is_on_both(pair: PairedCall, output: _Output) -> bool:
+    return pair.call.quantised is not None and output.coded.grid is not None
 
 
 def _stated_fault(layer: QuantisedLayer, weights: CheckedWeights) -> tuple[str, str] | None:

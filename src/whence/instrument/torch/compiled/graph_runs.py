@@ -580,9 +580,7 @@ class _GraphProgram:
                         self._outputs.append((f"output.{i}", self._operand[out]))
             elif node.op != "call_function":
                 raise Unknown(f"has a {node.op} node ({node.target})")
-            elif (getattr(node.target, "__name__", "") == "getitem") and node.args[
-                0
-            ] in self._operand:
+            elif _is_getitem(node) and node.args[0] in self._operand:
                 position, k = self._operand[node.args[0]]["op"]
                 self._operand[node] = {"op": [position, k + int(node.args[1])]}
                 self._picks.append((node.name, position, k + int(node.args[1])))
@@ -654,6 +652,10 @@ class _GraphProgram:
         return msgspec.structs.replace(
             program, id=xxhash.xxh3_128_hexdigest(msgspec.json.encode(program, order="sorted"))
         )
+
+
+def _is_getitem(node: Any) -> bool:
+    return getattr(node.target, "__name__", "") == "getitem"
 
 
 def _allowed(node: Any, notes: set[str]) -> Any:

@@ -61,7 +61,7 @@ def equivariance(judge: Judge, inputs: CallInputs, declared: Collection[str]) ->
     """
     try:
         units = _find_units(judge.subject.model, leaf_calls(judge.subject, inputs))
-    except Exception as error:
+    except Exception as error:  # whatever the user's model raises
         raise Unanswered(
             f"its modules cannot be listened to: {said(error)}", Held.UNKNOWN
         ) from error
@@ -525,9 +525,7 @@ _GROUPED = ("n_group", "num_expert_group", "n_groups")
 def _experts(model: Any, calls: LeafCalls) -> Iterator[Structure | str]:
     """Experts of each block that runs, with the rows of their router; or why they are left out."""
     for scope, block in model.named_modules():
-        name = next(
-            (n for n, _ in block.named_children() if ("expert" in n and "shared" not in n)), None
-        )
+        name = next((n for n, _ in block.named_children() if _is_experts(n)), None)
         if name is None or scope not in calls.order:
             continue
         inside = dict(block.named_children())[name]
@@ -545,6 +543,10 @@ def _experts(model: Any, calls: LeafCalls) -> Iterator[Structure | str]:
         elif slots:
             kind = type(block).__name__
             yield Structure(_EXPERTS, scope, kind, count, ((*slots, *router),))
+
+
+def _is_experts(name: str) -> bool:
+    return "expert" in name and "shared" not in name
 
 
 def _rows_of_router(block: Any, experts_name: str) -> int:

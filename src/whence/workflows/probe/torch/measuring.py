@@ -75,6 +75,11 @@ def relative_rms(a: torch.Tensor, b: torch.Tensor) -> float:
     return moved / (size if size > 0 else 1.0) if moved < float("inf") else float("inf")
 
 
+def _is_fraction(operator: TracedOperator) -> bool:
+    """Whether results are floating-point or boolean."""
+    return any(t.is_floating_point() or t.dtype == torch.bool for t in operator.results or ())
+
+
 class Begun(NamedTuple):
     """An operator in which a difference begins: its inputs are equal, its results are not.
 
@@ -154,13 +159,9 @@ class Walk:
                 shapes = twin.operators[at].shapes if at is not None else None
             known = twin is None or shapes is not None
             far, is_clear = self._distance(operator, results, shapes, known=known)
-            if not is_clear and not any(
-                t.is_floating_point() or t.dtype == torch.bool for t in operator.results or ()
-            ):
+            if not is_clear and not _is_fraction(operator):
                 self._numbers.add(number)
-            is_moved = operator.key[2].startswith(_BY_NUMBER) and (
-                not self._numbers.isdisjoint(operator.parents)
-            )
+            is_moved = operator.key[2].startswith(_BY_NUMBER) and self._reads_numbers(operator)
             if far is not None and (far.ulp >= self._most or is_moved):
                 far, is_clear = None, False
             is_far = far is not None and far.differing > 0 and far.moved > self._least
@@ -191,6 +192,12 @@ class Walk:
         if operator.is_view and computed:
             operator = base.operators[computed.pop()]
         return Begun(number, operator, far, base.operators[computed[0]] if computed else None)
+
+    def _reads_numbers(self, operator: TracedOperator) -> bool:
+        """Whether the operator reads indices that differ, as those that assign tokens to experts
+        do.
+        """
+        return not self._numbers.isdisjoint(operator.parents)
 
     def _distance(
         self,

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple, Protocol
 from . import values
 
 GENERATED = "generate, step "
+"""What names the outputs of a generation, before the number of the step."""
 _STEPS = 4
 
 

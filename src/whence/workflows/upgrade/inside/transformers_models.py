@@ -146,7 +146,9 @@ def _weights(kind: Any, config: Any) -> int:
         try:
             with torch.device("meta"):
                 return sum(p.numel() for p in kind(copy.deepcopy(config)).parameters())
-        except Exception as error:
+        except (
+            Exception
+        ) as error:  # whatever a model raises; raised again where it asks for nothing
             unset = tiny_configs.asked_for(error, config)
             if not unset or not left:
                 raise

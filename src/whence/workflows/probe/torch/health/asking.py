@@ -64,7 +64,7 @@ def health(judge: Judge, inputs: CallInputs) -> PropertyAnswer:
     try:
         reading = Reading(judge.subject.model, look)
         judge.subject.run(inputs, reading.listening())
-    except Exception as error:
+    except Exception as error:  # whatever the user's model raises
         raise Unanswered(f"no operator can be looked at: {said(error)}", Held.UNKNOWN) from error
     operators = [
         _Looked(reading.by_key[key], reading.operators[reading.by_key[key]], found)

@@ -65,7 +65,7 @@ def precision(
     try:
         found = units(judge.subject, inputs)
         mixing = Mixing(judge.subject, inputs, judge.unit)
-    except Exception as error:
+    except Exception as error:  # whatever the user's model raises
         raise Unanswered(f"the model cannot be run again: {said(error)}", Held.UNKNOWN) from error
     if not found or not mixing.names:
         raise Unanswered(
