@@ -13,7 +13,7 @@ from handmade import net
 from whence import api
 from whence.errors import OutputExists, UsageError
 from whence.report.files import everything_json
-from whence.results import Measured
+from whence.results import LayerCost, Measured
 from whence.results.sequence import MadeOnDemand
 from whence.workflows.page.measure import limited
 from whence.workflows.query import without_plan
@@ -101,13 +101,24 @@ def test_a_figure_that_late_rows_have_is_a_column(compared):
     assert table.column("new").to_pylist() == [None, None, 2.0]
 
 
-@pytest.mark.parametrize("table", ["calls", "findings", "unpaired", "notes", "tokens", "summary"])
+TABLES = ("calls", "findings", "unpaired", "notes", "tokens", "layers", "summary")
+
+
+@pytest.mark.parametrize("table", TABLES)
 def test_every_table_is_there(compared, table):
     made = compared.to_arrow(table)
     columns, rows = answer(compared, f'select * from "{table}"')
     assert list(columns) == made.column_names
     assert len(rows) == made.num_rows
-    assert table in ("unpaired", "notes", "tokens") or rows
+    assert table in ("unpaired", "notes", "tokens", "layers") or rows
+
+
+def test_layers_are_a_table(compared):
+    costs = (LayerCost("fc", "Linear", 2, 31.5, measured=0.25, left_in_float=True),)
+    table = msgspec.structs.replace(compared, layer_costs=costs).to_arrow("layers")
+    (row,) = table.to_pylist()
+    assert (row["name"], row["calls"], row["sqnr_db"], row["explains"]) == ("fc", 2, 31.5, None)
+    assert (row["measured"], row["left_in_float"]) == (0.25, True)
 
 
 def test_calls_have_the_names_of_their_pairs(compared):

@@ -2,9 +2,11 @@
 lines for the quantiser, which takes them.
 """
 
+import csv
 import json
 import runpy
 import textwrap
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -17,7 +19,9 @@ from torch import nn
 import warm
 import whence
 from inside import or_outside
+from whence import api
 from whence.errors import UsageError
+from whence.report.html.payload import payload
 from whence.report.recipe import recipe as text_of
 from whence.workflows import recipe
 from whence.workflows.recipe import TOOLS
@@ -63,6 +67,19 @@ def test_the_bad_layer_is_measured_first(folder, monkeypatch):
     assert all(bad.measured >= each.measured for each in (*result.leave, *result.others))
     assert result.untried == 0 and result.left < result.error
     assert "a weight of row 3" in bad.cure
+    # What was measured stays with the comparison: for its page, its tables, and as CSV.
+    kept = {cost.name: cost for cost in whence.load_comparison("cmp").layer_costs}
+    assert kept["2.0"].measured == bad.measured and kept["2.0"].left_in_float
+    assert {name: cost.measured for name, cost in kept.items()} == {
+        each.name: each.measured for each in (*result.leave, *result.others)
+    }
+    with Path("cmp/layers.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert {row["name"]: float(row["measured"]) for row in rows} == {
+        name: cost.measured for name, cost in kept.items()
+    }
+    shown_on_page = payload(api.page("cmp", details=0))["answer"]["layer_costs"]
+    assert [cost["name"] for cost in shown_on_page] == [row["name"] for row in rows]
     shown = text_of(result)
     assert "LEAVE IN FLOAT     2.0   SQNR" in shown and 'left_in_float = {"2.0"' in shown
 
@@ -165,9 +182,8 @@ def in_float(tmp_path, form, chosen, **options):
     layers.finish()
     left_out = recipe._named_as(
         [name for name in chosen if name != "a.Relu"],
+        recipe._nodes_of(reference, tmp_path / "float.onnx"),
         "onnxruntime",
-        reference,
-        tmp_path / "float.onnx",
         [],
     )
     return got, run(str(quantised("without.onnx", nodes_to_exclude=left_out))), notes.told

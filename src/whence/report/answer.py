@@ -129,7 +129,8 @@ def _missing(missing: Sequence[NotThere]) -> Document:
 def written_to(result: Comparison, output: str) -> str:
     """The line that says where the files of a comparison lie."""
     tokens = ", generation.csv" if result.generation is not None else ""
-    return f"written to {clean(output)}: summary.json, report.csv, report.json{tokens}"
+    layers = ", layers.csv" if result.layer_costs else ""
+    return f"written to {clean(output)}: summary.json, report.csv, report.json{tokens}{layers}"
 
 
 def cause_words(finding: Finding) -> str:
@@ -340,7 +341,7 @@ def _costs(costs: Sequence[LayerCost]) -> Document:
         yield "LEAVE IN FLOAT" if place == 0 else "  then", words
     more = len(costs) - len(worth[:_MOST_COSTS])
     if worth and more:
-        yield "", f"{count(more, 'layer')} more in summary.json"
+        yield "", f"{count(more, 'layer')} more in layers.csv"
 
 
 def _equal_inputs(finding: Finding, result: Comparison) -> str:

@@ -17,7 +17,7 @@ import msgspec
 from whence import extras
 from whence.errors import StoreFailed, UsageError
 from whence.report.own_files import MARK
-from whence.results import Comparison, Finding, Row, Token, Verdict
+from whence.results import Comparison, Finding, LayerCost, Row, Token, Verdict
 
 T = TypeVar("T")
 Columns = tuple[tuple[str, str], ...]
@@ -37,6 +37,7 @@ class Table(NamedTuple):
 _KINDS: dict[Any, str] = {
     int: "int64",
     float: "float64",
+    bool: "bool",
     tuple[int, ...]: "list",
     tuple[str, ...]: "strings",
     dict[str, float | None]: "map",
@@ -70,6 +71,7 @@ _TOKEN = _columns(
     Token, "prompt", "index", "step", "row", "target_step", "target_row", "reference", "target",
     "verdict", "score", "why", "numbers",
 )  # fmt: skip
+_LAYER = _columns(LayerCost, *LayerCost.__struct_fields__)
 _SUMMARY = _columns(
     Comparison, "status", "evidence", "headline", "reference", "target", "unmatched",
     "incomparable",
@@ -109,6 +111,7 @@ def tables(result: Comparison) -> dict[str, Table]:
             _TOKEN,
             generation.tokens if generation is not None else (),
         ),
+        "layers": plain("a quantised layer, and what it costs", _LAYER, result.layer_costs),
         "summary": plain("the answer", _SUMMARY, [result]),
     }
 

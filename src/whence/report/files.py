@@ -15,7 +15,7 @@ import msgspec
 import numpy as np
 
 from whence.report.tables import cell, csv_text
-from whence.results import Comparison, Measured, Row
+from whence.results import Comparison, LayerCost, Measured, Row
 from whence.results.columns import PairColumns, RowColumns, VerdictColumns
 from whence.results.sequence import MadeOnDemand
 
@@ -68,6 +68,13 @@ def _parts(items: Sequence[T]) -> Iterator[Iterable[T]]:
     left = iter(items)
     while batch := list(islice(left, _BATCH)):
         yield batch
+
+
+def layers_csv(result: Comparison) -> str:
+    """`layers.csv`: a line for each quantised layer, with the fields of `LayerCost`."""
+    fields = LayerCost.__struct_fields__
+    rows = ((getattr(cost, name) for name in fields) for cost in result.layer_costs)
+    return csv_text([fields, *(["" if v is None else str(v) for v in row] for row in rows)])
 
 
 def table_csv(result: Comparison) -> Iterator[str]:

@@ -44,7 +44,8 @@ def _words(layer: InFloat) -> str:
     elif layer.measured is None:
         gain = estimated or "not measured"
     else:
-        gain = f"removes {round(100 * layer.measured)} % of the outputs' squared error"
+        share = round(100 * layer.measured)
+        gain = f"{'adds' if share < 0 else 'removes'} {abs(share)} % of the outputs' squared error"
         gain += f" ({estimated})" if estimated else ""
     if layer.together is not None and layer.together != layer.measured:
         gain += f"; with those before it {round(100 * layer.together)} %"

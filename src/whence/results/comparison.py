@@ -326,7 +326,10 @@ class LayerCost(msgspec.Struct, frozen=True, omit_defaults=True):
     it out, so that its weights are in float, and what other quantised layers make or read stays
     codes; None where that was not tried, or it has no weights. steps: over how many of the first
     steps these shares are. saturated: share of its results beyond the largest code. range_used: its
-    largest result over the largest code's; None without codes.
+    largest result over the largest code's; None without codes. measured: the share that goes away
+    in a run of the program with this layer in float, as `whence recipe` measured it; None where it
+    did not. left_in_float: whether `whence recipe` chose it. node: its node in the float ONNX file,
+    "" where that is not known.
     """
 
     name: str
@@ -338,6 +341,9 @@ class LayerCost(msgspec.Struct, frozen=True, omit_defaults=True):
     saturated: float = 0.0
     range_used: float | None = None
     steps: int = 0
+    measured: float | None = None
+    left_in_float: bool = False
+    node: str = ""
 
 
 class Nearest(msgspec.Struct, frozen=True):

@@ -8,7 +8,7 @@ import glob
 import json
 import os
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,14 +16,14 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from whence.errors import ElementsMissing, UsageError, WhenceError
+from whence.errors import ElementsMissing, StoreFailed, UsageError, WhenceError
 from whence.readers.opening import open_run
 from whence.records import Call, Run
 from whence.records.marks import EngineModel
 from whence.results import Comparison, InFloat, LayerCost, QuantisationRecipe
 from whence.workflows.locate.locate import PatchedRuns, output_errors, squared_error
 from whence.workflows.notebook_progress import Tell
-from whence.workflows.saved import AnyComparison, AnyPath, as_comparison
+from whence.workflows.saved import AnyComparison, AnyPath, as_comparison, write
 
 _WORTH = 0.02
 """A layer is worth leaving in float from this share of the outputs' squared error on."""
@@ -31,6 +31,8 @@ _ENOUGH = 0.9
 """No further layer is left in float when this share of the outputs' squared error is gone."""
 _MOST = 8
 """At most so many layers are left in float."""
+_NAMES_NODES = ("onnxruntime", "nncf")
+"""The quantisers that are given names of an ONNX graph's nodes."""
 
 
 def recipe(
@@ -51,7 +53,8 @@ def recipe(
     layers are left in float or `seconds` are over; 0 seconds: nothing is run. tool: one of `TOOLS`,
     "" for that of the target. model: the float ONNX file, whose node names ONNX Runtime's quantiser
     is given; found by itself where the reference's command names it. keep: a new folder that keeps
-    the runs. Raises UsageError where no layer of the target is quantised, CaptureError,
+    the runs. What was measured is also written into the folder of the comparison, for the page and
+    the tables of layers. Raises UsageError where no layer of the target is quantised, CaptureError,
     UnreadableRun, OutputExists.
     """
     from whence.workflows.notebook_progress import telling
@@ -78,8 +81,16 @@ def recipe(
             )
             trials.measure()
         leave = trials.chosen()
-    names = _named_as([layer.name for layer in leave], tool, reference, model, notes)
+    nodes = _nodes_of(reference, model) if tool in _NAMES_NODES else {}
+    names = _named_as([layer.name for layer in leave], nodes, tool, notes)
     chosen = {layer.name for layer in leave}
+    if trials.runs is not None and not isinstance(comparison, Comparison):
+        costs = tuple(_with_measured(c, trials, chosen, nodes or {}) for c in result.layer_costs)
+        try:
+            folder = os.fspath(comparison).removesuffix("report.json") or "."
+            write(msgspec.structs.replace(result, layer_costs=costs), folder)
+        except StoreFailed as why:
+            notes.append(f"what was measured is not in the comparison: {why}")
     others = [layer for layer in trials.layers.values() if layer.name not in chosen]
     seen = [layer for layer in others if layer.measured is not None or layer.why_not]
     whole = trials.whole
@@ -308,24 +319,22 @@ def _tool_of(target: Run) -> str:
 
 
 def _named_as(
-    layers: Sequence[str], tool: str, reference: Run, model: AnyPath | None, notes: list[str]
+    layers: Sequence[str], nodes: Mapping[str, Any] | None, tool: str, notes: list[str]
 ) -> list[str]:
     """The names of layers as a quantiser is given them: of an ONNX graph those of nodes."""
-    if tool not in ("onnxruntime", "nncf"):
+    if tool not in _NAMES_NODES:
         return list(layers)
-    file = Path(os.fspath(model)) if model is not None else _file_of(reference)
-    if file is None:
+    if nodes is None:
         notes.append(
             "names are those of values, since the float model's file is not known: give it with "
             "--model FILE.onnx"
         )
         return list(layers)
-    nodes = _nodes(file)
     names: list[str] = []
     for layer in layers:
-        node = next((nodes[scope] for scope in layer.split("+") if scope in nodes), None)
+        node = _node_of(layer, nodes)
         if node is None:
-            notes.append(f"{file} has no node {layer}")
+            notes.append(f"the float model's file has no node {layer}")
             continue
         names.append(node.name)
         if tool == "onnxruntime" and node.op_type == "Gemm":
@@ -349,8 +358,29 @@ def _file_of(run: Run) -> Path | None:
     return None
 
 
-def _nodes(file: Path) -> dict[str, Any]:
-    """A file's nodes by scope, as captures name them."""
+def _node_of(layer: str, nodes: Mapping[str, Any]) -> Any | None:
+    return next((nodes[scope] for scope in layer.split("+") if scope in nodes), None)
+
+
+def _with_measured(
+    cost: LayerCost, trials: _Trials, chosen: Collection[str], nodes: Mapping[str, Any]
+) -> LayerCost:
+    layer, node = trials.layers.get(cost.name), _node_of(cost.name, nodes)
+    return msgspec.structs.replace(
+        cost,
+        measured=cost.measured if layer is None or layer.measured is None else layer.measured,
+        left_in_float=cost.name in chosen,
+        node=cost.node if node is None else node.name,
+    )
+
+
+def _nodes_of(reference: Run, model: AnyPath | None) -> dict[str, Any] | None:
+    """The nodes of the float model's file by scope, as captures name them; None where the file is
+    not known.
+    """
+    file = Path(os.fspath(model)) if model is not None else _file_of(reference)
+    if file is None:
+        return None
     from whence.frameworks.onnx_names import scope_of
     from whence.readers.encodings import onnx_model
     from whence.store.shards import map_file

@@ -129,7 +129,7 @@ def _of_others(folder: Path) -> Path | None:
     """
     from whence.report.own_files import is_own
 
-    files = [folder / f"{name}.csv" for name in ("report", "generation", *views())]
+    files = [folder / f"{name}.csv" for name in ("report", "generation", "layers", *views())]
     files += [folder / "summary.json", folder / "report.json"]
     there = [file for file in files if os.path.lexists(file)]
     return there[0] if there and not is_own(files[-1]) else None
@@ -151,7 +151,7 @@ def write(result: Comparison, output: str | Path) -> None:
 
 
 def _write_files(result: Comparison, folder: Path) -> None:
-    from whence.report.files import everything_json, table_csv
+    from whence.report.files import everything_json, layers_csv, table_csv
     from whence.report.generation import generation_csv
     from whence.report.summary import summary
     from whence.report.views import view_csv
@@ -164,6 +164,8 @@ def _write_files(result: Comparison, folder: Path) -> None:
         }
         if result.generation is not None:
             parts["generation.csv"] = [generation_csv(result)]
+        if result.layer_costs:
+            parts["layers.csv"] = [layers_csv(result)]
         parts |= {f"{view}.csv": [view_csv(view, rows)] for view, rows in result.views.items()}
         # written last, because a comparison is read from it
         disk.write_together(folder, parts | {"report.json": everything_json(result)})

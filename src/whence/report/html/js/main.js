@@ -16,6 +16,17 @@ function matters() {
   return lines.length || tally.length ? section("matters", "How far it matters", "", el("ul", { class: "bullets" }, lines.map((text) => el("li", {}, text))), el("div", { class: "legend", style: { "margin-top": "6px" } }, tally)) : null;
 }
 
+// The quantised layers, what costs most first: their own loss, and what leaving each in float brings.
+function quantised() {
+  const costs = DATA.answer.layer_costs;
+  if (!costs.length) return null;
+  const share = (part) => (part === undefined || part === null ? "" : `${number(100 * part, 3)} %`);
+  const call = (layer) => { const names = new Set([layer.name, ...layer.name.split("+")]); return COUNTED.find((i) => names.has(name(i))) ?? -1; };
+  const row = (layer) => { const at = call(layer), title = el("code", {}, layer.node || layer.name); return el("tr", {}, el("td", {}, at < 0 ? title : el("button", { class: "plain", type: "button", onclick: () => openCall(at) }, title)), el("td", {}, layer.op_type), [number(layer.sqnr_db, 3), share(layer.explains), share(layer.weights_explain), share(layer.measured), share(layer.saturated || 0), share(layer.range_used)].map((text) => el("td", { class: "r" }, text)), el("td", {}, layer.left_in_float && "leave in float")); };
+  const omitted = DATA.omitted_layers;
+  return section("quantised", "Quantised layers", "What leaving a layer in float removes of the squared error at the outputs: by replay, by replay where only the quantiser leaves it out, and measured by whence recipe.", scroller("Quantised layers", el("table", { class: "flat" }, headRow(["layer", "type", "SQNR, dB", "removes", "left out", "measured", "clipped", "range used", "(chosen)"], (k) => k > 1 && k < 8), el("tbody", {}, costs.map(row)))), omitted > 0 && el("p", { class: "soft small" }, `${count(omitted)} more in layers.csv`));
+}
+
 function seen() {
   const a = DATA.answer, items = [];
   const put = (title, list, most = 12) => { if (list?.length) items.push(el("div", {}, el("h3", {}, title), el("ul", { class: "bullets" }, list.slice(0, most).map((text) => el("li", {}, text)), list.length > most && el("li", { class: "soft" }, `${count(list.length - most)} more in summary.json`)))); };
@@ -45,8 +56,8 @@ function sides() {
 }
 
 const help = helpBox();
-const parts = [answer(), start(), findings(), matters(), tokens(), maps(), graph(), tree(), seen(), lists(), sides()].filter(Boolean);
-const titles = { start: "Where", why: "Why", matters: "How far", tokens: "Tokens", maps: "By step", graph: "Graph", modules: "Tree", seen: "Else", all: "Table", sides: "Runs" };
+const parts = [answer(), start(), findings(), matters(), tokens(), quantised(), maps(), graph(), tree(), seen(), lists(), sides()].filter(Boolean);
+const titles = { start: "Where", why: "Why", matters: "How far", tokens: "Tokens", quantised: "Layers", maps: "By step", graph: "Graph", modules: "Tree", seen: "Else", all: "Table", sides: "Runs" };
 const jump = (p, done) => el("a", { href: `#${p.id}-title`, onclick: (event) => { event.preventDefault(); done(); p.scrollIntoView(); document.getElementById(`${p.id}-title`).focus({ preventScroll: true }); } }, titles[p.id]);
 const listed = parts.filter((p) => titles[p.id]);
 // On a narrow screen the sections are behind one button.
