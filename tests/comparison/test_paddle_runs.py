@@ -71,10 +71,14 @@ def folder(tmp_path_factory):
     assert data.count(half) == 1
     (here / "legacy_fault.pdmodel").write_bytes(data.replace(half, np.float32(1.6).tobytes()))
     (here / "legacy_fault.pdiparams").write_bytes((here / "legacy.pdiparams").read_bytes())
-    for name, old, new in (("loop", 'D":4.0', 'D":2.5'), ("image", "9.999999747378752e-05", "0.1")):
+    for name, old, new in (
+        ("loop", 'D":4.0', 'D":2.5'),
+        ("image", "9.999999747378752e-05", "0.1"),
+        ("coded", "0.007874015718698502", "0.004347826"),
+    ):
         text = (here / f"{name}.json").read_text()
-        assert text.count(old) == 1
-        (here / f"{name}_fault.json").write_text(text.replace(old, new))
+        assert text.count(old) == (1 if name != "coded" else 4)
+        (here / f"{name}_fault.json").write_text(new.join(text.rsplit(old, 1)))
         (here / f"{name}_fault.pdiparams").write_bytes((here / f"{name}.pdiparams").read_bytes())
     wanted = [
         ("ref", "model", PLAIN),
@@ -95,6 +99,9 @@ def folder(tmp_path_factory):
         ("lstm_again", "lstm", PLAIN),
         ("lstm_onednn", "lstm", {}),
         ("lstm_weight", "lstm_fault", PLAIN),
+        ("coded", "coded", PLAIN),
+        ("coded_again", "coded", PLAIN),
+        ("coded_attribute", "coded_fault", PLAIN),
         ("several", "model+image", PLAIN),
         ("several_attribute", "model+image_fault", PLAIN),
         ("several_onednn", "model+image", {}),
@@ -108,7 +115,7 @@ def folder(tmp_path_factory):
     )
     wanted.append(("lstm_oldest", "lstm", {}))
     if os.environ.get("WHENCE_TESTS") != "all":  # those of the tests that are not marked slow
-        wanted = [run for run in wanted if run[1].partition("_")[0] in ("model", "lstm")]
+        wanted = [run for run in wanted if run[1].partition("_")[0] in ("model", "lstm", "coded")]
     for run, name, settings in wanted:
         kernels = (
             {"ONEDNN_MAX_CPU_ISA": "SSE41"} if run.endswith("oldest") else {}
@@ -142,6 +149,28 @@ def test_two_processes_pair_wholly_and_their_programs_are_equal(folder):
         result.programs[0],
     )
     assert (result.occurrences.first_difference, result.origin) == (None, None)
+
+
+def test_weights_that_were_folded_into_constants_are_compared_and_stand_where_they_are_read(folder):
+    run = whence.open_run(str(folder / "runs" / "coded"))
+    products = [c for c in run.calls if c.op_type == "matmul" and c.slots("param")]
+    assert len(products) == 2 * 4  # in two steps
+    for call in products:
+        assert [ref.slot for ref in call.refs] == ["input.0", "param.constant_folding@", "output.0"]
+    result = compared(folder, "coded", "coded_again")
+    assert (result.status, result.programs[0].rpartition(", ")[2]) == (
+        "same",
+        "10 of 10 weights by hash",
+    )
+    result = compared(folder, "coded", "coded_attribute")
+    # the constant of the layer with another attribute proves nothing of its codes and scales
+    assert "weights: 8 of 10 compared, all equal by hash" in result.programs
+    assert {f.cause for f in result.findings} == {"parameter"}
+    assert re.search(
+        r"in its program \(.*matmul.*\) input\.1 of .*scale", result.findings[0].sentence
+    )
+    assert (len(result.findings), result.counts["param-diff"]) == (1, 2)
+    assert "introduced" not in result.counts
 
 
 def test_an_attribute_is_named_by_the_program_the_replay_and_the_way(folder, capsys, tmp_path):

@@ -106,7 +106,33 @@ def layers():
         def forward(self, ids):
             return self.head(self.lstm(self.emb(ids))[0])
 
-    return {"model": Model, "loop": Loop, "image": Image, "lstm": Recurrent}
+    class Codes(nn.Layer):
+        """A product with int8 codes and their scales, which Paddle makes one constant of."""
+
+        def __init__(self, size, out):
+            super().__init__()
+            codes = np.random.RandomState(size + out).randint(-127, 128, [size, out])
+            kept = nn.initializer.Assign(codes.astype("int8"))
+            self.codes = self.create_parameter([size, out], dtype="int8", default_initializer=kept)
+            self.codes.stop_gradient = True
+            self.scale = self.create_parameter([out])
+
+        def forward(self, x):
+            scale = paddle.scale(self.scale, scale=0.007874016)
+            return paddle.matmul(x, paddle.cast(self.codes, "float32") * scale)
+
+    class Coded(nn.Layer):
+        def __init__(self):
+            super().__init__()
+            self.norm = nn.LayerNorm(8)  # has three results, hooks show one
+            self.q, self.k, self.v, self.o = Codes(8, 8), Codes(8, 8), Codes(8, 16), Codes(16, 8)
+
+        def forward(self, x):
+            y = self.norm(x)
+            scores = F.softmax(paddle.matmul(self.q(y), self.k(y), transpose_y=True))
+            return x + self.o(F.gelu(paddle.matmul(scores, self.v(y))))
+
+    return {"model": Model, "loop": Loop, "image": Image, "lstm": Recurrent, "coded": Coded}
 
 
 def write_pir(folder):
@@ -123,7 +149,10 @@ def write_pir(folder):
         paddle.static.InputSpec([None, 3, 9, 9], "float32", name="image"),
         paddle.static.InputSpec([None, 5], "int64", name="ids"),
     )
-    for name, spec in (("model", [ids]), ("loop", [x, n]), ("image", [image]), ("lstm", [five])):
+    coded = paddle.static.InputSpec([None, 6, 8], "float32", name="x")
+    for name, spec in (
+        ("model", [ids]), ("loop", [x, n]), ("image", [image]), ("lstm", [five]), ("coded", [coded]),
+    ):  # fmt: skip
         made = kinds[name]()
         made.eval()
         paddle.jit.save(
@@ -183,6 +212,7 @@ def fed(name, step=0):
         "lstm": [np.arange(10).reshape(2, 5).astype("int64")],
         "model": [np.arange(10).reshape(2, 5).astype("int64")],
         "loop": [random.randn(2, 8, 8).astype("float32"), np.array([3 - 2 * step], "int64")],
+        "coded": [random.randn(2, 6, 8).astype("float32")],
         "legacy": [random.randn(2, 4, 8).astype("float32")],
     }[name.removesuffix("_fault")]
 

@@ -174,6 +174,13 @@ class Program:
         makers = {id(self._makers.get(v.name)) for _, v in op.inputs if not v.persistable}
         return id(op) in self._computed and bool(makers) and not makers & self._ran
 
+    def _was_folded(self, name: str) -> bool:
+        """Is a variable the result of constants whose operators did not run? Hooks show it as a
+        constant, not as an input.
+        """
+        maker = id(self._makers.get(name))
+        return maker in self._constant | self._computed and maker not in self._ran
+
     def moved(self, inputs: Sequence[str], outputs: Sequence[str]) -> None:
         """An operator that the program does not have ran; where it has one input and one output, it
         changed the layout.
@@ -219,7 +226,9 @@ class Program:
         outputs: of what it wrote.
         """
         self.wrote(op, outputs)
-        operands = [v.name for _, v in op.inputs if not v.persistable]
+        operands = [
+            v.name for _, v in op.inputs if not v.persistable and not self._was_folded(v.name)
+        ]
         self._learn(operands, inputs)
         matched_names = {self._names.get(operand, operand) for operand in operands}
         unmatched = [name for name in inputs if name not in matched_names]

@@ -9,7 +9,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from whence.align.calls.sequence_alignment import blocks
-from whence.comparison.programs.operator_pairing import operators
+from whence.comparison.programs.operator_pairing import operators, plain
 from whence.comparison.programs.paddle_attributes import like, with_programs
 from whence.errors import UsageError
 from whence.frameworks.paddle_programs import DRAWS, FOLDED
@@ -27,11 +27,6 @@ RUNS = "operator of the program: "
 """Before the operator, in the note of a call."""
 _LOG = "paddle log"
 _LEAST = 0.5  # of a log's tensors that a program must write to be its program
-
-
-def name_in_program(call: Call) -> str:
-    """The name of the program's operator for a call; the call's own name if it is not known."""
-    return next((n.removeprefix(RUNS) for n in call.notes if n.startswith(RUNS)), call.scope)
 
 
 def operators_of_calls(run: Run, program: Run, root: str | None = None) -> dict[int, int]:
@@ -73,6 +68,31 @@ def _unfolded(run: Run, program_operators: list[Call]) -> list[Call]:
         else:
             out.append(call)
     return out
+
+
+def folded_weights(run: Run, program: Run, root: str | None) -> dict[str, str]:
+    """By parameter that no operator of a run reads itself, since Paddle folded it into constants
+    before the program ran, the hashes of these constants and its place among what they are made of.
+    """
+    every_operator = operators(program)
+    running = {c.id for c in _unfolded(run, every_operator)}
+    behind: dict[int, list[str]] = {}  # by record of the program, the parameters it is made of
+    for operator in every_operator:
+        if operator.id not in running:
+            names = [param_name(r.slot) for r in operator.slots("param")]
+            names += (n for r in operator.slots("input") for n in behind.get(r.record, ()))
+            behind.update((r.record, names) for r in operator.slots("output"))
+    hashes: defaultdict[str, set[str]] = defaultdict(set)
+    for call_id, operator_id in operators_of_calls(run, program, root).items():
+        constants = {
+            run.records[r.record].hash
+            for r in run.calls[call_id].slots("param")
+            if param_name(r.slot).startswith(FOLDED)
+        }
+        for ref in program.calls[operator_id].slots("input"):
+            for place, name in enumerate(behind.get(ref.record, ())):
+                hashes[name].update(f"{constant} {place}" for constant in constants if constant)
+    return {name: ", ".join(sorted(parts)) for name, parts in hashes.items() if parts}
 
 
 def _by_step(calls: Iterable[Call]) -> dict[tuple[int, str, int, int], list[Call]]:
@@ -275,7 +295,11 @@ def _by_block(calls: Sequence[Call]) -> defaultdict[int | None, list[Call]]:
 
 def _along(calls: Sequence[Call], operators: Sequence[Call]) -> list[tuple[Call, Call]]:
     out: list[tuple[Call, Call]] = []
-    for a0, a1, b0, b1, equal in blocks([c.op_type for c in calls], [c.op_type for c in operators]):
+    types = [c.op_type for c in calls]
+    ran = set(types)
+    # a legacy program that the executor of PIR runs: types have its names
+    declared = [t if (t := c.op_type) in ran else plain(t) for c in operators]
+    for a0, a1, b0, b1, equal in blocks(types, declared):
         if equal:
             out += zip(calls[a0:a1], operators[b0:b1], strict=True)
     return out

@@ -20,6 +20,7 @@ from whence import align
 from whence._version import __version__
 from whence.comparison.programs.onnx_attributes import with_node_programs
 from whence.comparison.programs.operator_pairing import (
+    constant_records,
     operators,
 )
 from whence.comparison.programs.paddle_attributes import like, with_programs
@@ -33,7 +34,7 @@ from whence.comparison.programs.program_diff import (
 )
 from whence.comparison.programs.program_flow import (
     PROGRAM,
-    name_in_program,
+    folded_weights,
     operators_of_calls,
     with_data_flow,
 )
@@ -265,23 +266,21 @@ def with_differences(
     reference, target: the runs, whose captured weights are compared by hash where there are none
     beside the programs.
     """
-    ran = {c.scope: name_in_program(c) for c in operators(reference)} if programs.pairs else {}
     differing: list[str] = []
     equal: list[str] = []
     findings = list(result.findings)
     for root, reference_program, target_program in programs.pairs:
-        weights = tuple(
-            weights_beside(program) or weights_seen(run, root)
-            for program, run in ((reference_program, reference), (target_program, target))
-        )
-        diff = diff_programs(reference_program, target_program, (weights[0], weights[1]))
-        diff = told_by_form(diff, reference_program, target_program, (weights[0], weights[1]))
+        sides = (reference_program, reference), (target_program, target)
+        weights = _weights(*sides, root)
+        diff = diff_programs(reference_program, target_program, weights)
+        diff = told_by_form(diff, reference_program, target_program, weights)
         named = f"{root}: " if len(programs.pairs) > 1 else ""
         (differing if diff.differences else equal).extend(f"{named}{line}" for line in diff.lines)
-        by_name = {d.name: d for d in diff.differences}
-        names = {reference_program.calls[a].scope for a, _ in diff.pairs}
+        by_name = _by_operator(diff, reference_program)
+        where = operators_of_calls(reference, reference_program, root or None)
+        ran = {reference.calls[a].scope: reference_program.calls[b].scope for a, b in where.items()}
         findings = [
-            _explained(f, ran.get(f.name, f.name), by_name, names) if root in ("", f.root) else f
+            _explained(f, ran.get(f.name, f.name), by_name) if root in ("", f.root) else f
             for f in findings
         ]
     if len(programs.files) == 1:
@@ -301,6 +300,41 @@ def with_differences(
     )
 
 
+def _by_operator(diff: ProgramDiff, program: Run) -> dict[str, Difference]:
+    """Differences by the name of their operator, and of those that read a constant made by it: a
+    pass may fold what depends on weights alone. program: the reference's.
+    """
+    by_name = {d.name: d for d in diff.differences}
+    calls = operators(program)
+    constant = constant_records(calls)
+    behind: dict[int, Difference] = {}  # by record
+    for call in calls if by_name else ():
+        folded = next((d for r in call.slots("input") if (d := behind.get(r.record))), None)
+        difference = by_name.get(call.scope, folded)
+        if difference is not None:
+            by_name[call.scope] = difference
+            outputs = (r.record for r in call.slots("output"))
+            behind.update((record, difference) for record in outputs if record in constant)
+    return by_name
+
+
+def _weights(
+    reference: tuple[Run, Run], target: tuple[Run, Run], root: str
+) -> tuple[dict[str, str], dict[str, str]]:
+    """Hashes of the parameters of both sides, each a program and its run, by name. A parameter that
+    was folded into a constant counts where both sides read an equal constant: in one that differs,
+    an attribute may be what differs.
+    """
+    seen, other_seen = (
+        weights_beside(program) or weights_seen(run, root) for program, run in (reference, target)
+    )
+    folded, other_folded = (
+        folded_weights(run, program, root or None) for program, run in (reference, target)
+    )
+    equal = {name: hash_ for name, hash_ in folded.items() if other_folded.get(name) == hash_}
+    return equal | seen, equal | other_seen
+
+
 def _of_either(finding: Finding) -> Finding:
     """A finding of two runs beside one program: whether the target's operator has the same
     attributes is not known.
@@ -314,9 +348,7 @@ def _of_either(finding: Finding) -> Finding:
     return replace(finding, cause=CauseKind.UNKNOWN, sentence=f"{finding.sentence}; {words}")
 
 
-def _explained(
-    finding: Finding, name: str, by_name: Mapping[str, Difference], names: Set[str]
-) -> Finding:
+def _explained(finding: Finding, name: str, by_name: Mapping[str, Difference]) -> Finding:
     """A finding with what its operator, `name` in the program, differs in there."""
     difference = by_name.get(name)
     if difference is None:
@@ -328,10 +360,11 @@ def _explained(
         and difference.kind == "attributes"
         else finding.cause
     )
-    is_said = difference.words.rpartition(": ")[2] in finding.sentence or (
+    values = difference.words.rpartition(": ")[2].split(" against ")
+    is_said = all(value in finding.sentence for value in values) or (
         difference.kind == "weights" and finding.cause == CauseKind.PARAMETER
     )
-    place = f" ({name})" if name != finding.name and name in names else ""
+    place = f" ({name})" if name != finding.name else ""
     words = "" if is_said else f"; in its program{place} {difference.words}"
     return replace(finding, cause=cause, sentence=f"{finding.sentence}{words}")
 
