@@ -81,10 +81,11 @@ def network(middle):
 @pytest.fixture
 def compared(tmp_path):
     def compare(reference, target, dtypes=("float32", "bfloat16"), **how):
+        level = how.pop("level", "modules")
         for name, middle, dtype in zip(("a", "b"), (reference, target), dtypes, strict=True):
             model = network(middle).to(getattr(torch, dtype))
             torch.manual_seed(1)
-            with torch.no_grad(), whence.capture(model, tmp_path / name, force=True):
+            with torch.no_grad(), whence.capture(model, tmp_path / name, level=level, force=True):
                 model(torch.randn(48, WIDTH).to(getattr(torch, dtype)))
         return whence.compare(tmp_path / "a", tmp_path / "b", **how)
 
@@ -108,6 +109,31 @@ def test_an_epsilon_is_named_below_the_rounding_of_16_bits(compared, dtypes):
     assert 2e-5 < verdict.numbers["formula"] < 1e-2
     assert verdict.numbers["rho"] < 2  # nothing else shows it
     assert compared(lambda: Norm(1e-6), lambda: Norm(1e-6), dtypes).status == "same"
+
+
+@pytest.mark.parametrize(
+    ("reference", "target", "words"),
+    [
+        (
+            lambda: nn.LayerNorm(WIDTH),
+            lambda: nn.LayerNorm(WIDTH, eps=1e-2),
+            "eps is 1e-05 in the reference, 0.01 in the target",
+        ),
+        (
+            lambda: nn.LeakyReLU(0.1),
+            lambda: nn.LeakyReLU(0.102),
+            "negative_slope is 0.1 in the reference, 0.102 in the target",
+        ),
+    ],
+)
+def test_an_argument_of_an_operator_is_named_below_the_rounding_of_16_bits(
+    compared, reference, target, words
+):
+    result = compared(reference, target, ("bfloat16", "bfloat16"), level="op")
+    assert result.status == "different"
+    assert result.findings[0].name == "1"
+    assert words in result.findings[0].sentence
+    assert compared(reference, reference, level="op").status == "same"
 
 
 def test_a_declared_tolerance_holds(compared):

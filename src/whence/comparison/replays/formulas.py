@@ -81,7 +81,8 @@ class Formulas:
 
     def _programs(self, call: Call, partner: Call) -> tuple[Program, Program] | None:
         """Both programs if they differ and both were recorded as their code ran, else None."""
-        if call.kind != "module" or partner.kind != "module" or self._sides.reference.borrows(call):
+        kinds = {call.kind, partner.kind}
+        if kinds not in ({"module"}, {"operator"}) or self._sides.reference.borrows(call):
             return None
         programs = (
             self._sides.reference.run.programs.get(call.program),
