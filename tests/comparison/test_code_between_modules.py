@@ -267,6 +267,32 @@ def test_a_flagged_region_is_drilled_down_to_its_operator(tmp_path):
     )
 
 
+class Gate(nn.Module):
+    """A function of x, times x; the target scales the function first."""
+
+    def __init__(self, factor):
+        super().__init__()
+        self.factor = factor
+
+    def forward(self, x):
+        gate = torch.tanh(x)
+        if self.factor != 1:
+            gate = gate * self.factor
+        return gate * x + 1
+
+
+def test_an_inserted_operator_is_told_from_one_of_its_name_beside_it(tmp_path):
+    for name, factor in (("a", 1), ("b", 1.02)):
+        model = nn.Sequential(nn.Linear(8, 8), Gate(factor)).eval()
+        for parameter in model.parameters():
+            nn.init.constant_(parameter, 0.25)
+        with torch.no_grad(), whence.capture(model, tmp_path / name):
+            model(torch.linspace(-1, 1, 32).reshape(4, 8))
+    (finding,) = whence.compare(tmp_path / "a", tmp_path / "b").findings
+    assert (finding.name, finding.operator) == ("1", "aten.mul.Tensor")
+    assert finding.sentence.startswith("mul.Tensor (operator 2 of 4) runs only in the target; ")
+
+
 # ---- calls that show no inside
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from difflib import SequenceMatcher
 from typing import Any, NamedTuple, Protocol
 
@@ -167,11 +167,11 @@ def first_parting(
     target_places = [
         i for i, op in enumerate(target.operations) if _is_compared(op) and i in target_results
     ]
-    names = [
-        [p.operations[i].name for i in places]
+    operations = [
+        [p.operations[i] for i in places]
         for p, places in ((reference, reference_places), (target, target_places))
     ]
-    for a0, a1, b0, b1, equal in operator_blocks(*names):
+    for a0, a1, b0, b1, equal in _partners(*operations):
         if equal:
             for a, b in zip(reference_places[a0:a1], target_places[b0:b1]):
                 error = _distance(reference_results[a], target_results[b])
@@ -188,7 +188,7 @@ def first_parting(
                     return Parting(name, words, b)
         elif b1 > b0:
             name = target.operations[target_places[b0]].name
-            instead = f" in place of {_short(names[0][a0])}" if a1 > a0 else ""
+            instead = f" in place of {_short(operations[0][a0].name)}" if a1 > a0 else ""
             words = f"{_numbered(target, target_places[b0])} runs only in the target{instead}"
             return Parting(name, words, target_places[b0], on_one_side=True)
         else:
@@ -199,6 +199,36 @@ def first_parting(
             )
             return Parting(name, words, on_one_side=True)
     return Parting()
+
+
+def _partners(
+    reference: Sequence[Operation], target: Sequence[Operation]
+) -> Iterator[tuple[int, int, int, int, bool]]:
+    """`blocks` of operators by name; among operators of one name, those with equal kinds of
+    arguments are partners first, so that an inserted one is told from that beside it.
+    """
+    sides = reference, target
+    for a0, a1, b0, b1, equal in operator_blocks(*([_form(op) for op in ops] for ops in sides)):
+        if equal:
+            yield a0, a1, b0, b1, equal
+            continue
+        names = [op.name for op in reference[a0:a1]], [op.name for op in target[b0:b1]]
+        for i0, i1, j0, j1, alike in operator_blocks(*names):
+            yield a0 + i0, a0 + i1, b0 + j0, b0 + j1, alike
+
+
+def _form(operation: Operation) -> str:
+    """The name of an operator with the kinds of its arguments: slots, results, plain values."""
+
+    def form(value: Any) -> str:
+        if isinstance(value, (list, tuple)):
+            return f"[{' '.join(map(form, value))}]"
+        if not isinstance(value, dict):
+            return type(value).__name__
+        kind, operand = next(iter(value.items()))
+        return f"{kind} {operand}" if kind in ("in", "param") else kind
+
+    return f"{operation.name} {form(operation.args)}"
 
 
 def operator_blocks(

@@ -8,7 +8,9 @@ import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
+from whence.frameworks.operator_names import base_name
 from whence.records import Call, Region
+from whence.records.marks import Mark, has_mark
 from whence.records.region import outwards
 from whence.records.slots import param_name
 from whence.results import (
@@ -260,9 +262,11 @@ def _finding(
         and verdict.verdict != VerdictKind.PARAM_DIFF
     ):
         sentence = f"{between(chosen.region, calls)}: {sentence}"
+    # A node of a cut graph is named after the last operator of its kernel.
+    op_type = base_name(verdict.operator) if has_mark(call, Mark.NODE) else ""
     return Finding(
         name=name,
-        op_type=call.op_type,
+        op_type=op_type or call.op_type,
         cause=verdict.cause,
         verdict=verdict.verdict,
         confidence=verdict.confidence,
