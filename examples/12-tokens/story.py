@@ -1,6 +1,5 @@
 """Logits of every token of two programs; then the layer of the first bad token."""
 
-import shlex
 import sys
 from pathlib import Path
 
@@ -26,10 +25,6 @@ write("chat.py", CHAT)
 run("whence run --level logits -o golden -- python chat.py")
 run("whence run --level logits -o mine -- python chat.py wrong")
 said = run("whence compare golden mine")
-names(said, "FAULT", "token 2 (step 2")
-# What the answer itself gives as the next command, in three lines.
-line = next(line for line in said.splitlines() if "--keep full" in line)
-for part in line.removeprefix("  next").partition("   #")[0].split("&&"):
-    words = shlex.split(part)
-    said = run(shlex.join(words[words.index("whence") :]))
+names(said, "FAULT", "token 2 (step 2", "--layers layers")
+said = run("whence compare golden mine --layers layers")
 names(said, "FAULT", "step 2", "mul")

@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from whence.workflows.faults import fault_sites, planted
     from whence.workflows.ladder.ladder import ladder, ladder_command
     from whence.workflows.latest import keep_latest, latest
+    from whence.workflows.layers import compare_layers
     from whence.workflows.locate.locate import locate
     from whence.workflows.maintenance import recover, scrub
     from whence.workflows.msit_report import cmp_report
@@ -107,6 +108,7 @@ __all__ = [
     "commits",
     "compare",
     "compare_labels",
+    "compare_layers",
     "comparison_tables",
     "compile",
     "compile_backend",

@@ -305,3 +305,9 @@ def test_logits_alone_ask_for_the_layers_up_to_the_first_bad_token(tmp_path):
     lines = [s.command for s in steps_of(tmp_path / "ref", tmp_path / "tgt")]
     (again,) = [line for line in lines if "--keep full" in line]
     assert again.count("--keep full --steps :3 -o ") == 2
+    for name in ("ref", "tgt"):
+        of_command = '{"command": ["python", "ask.py"], "interpreter": "/usr/bin/python", '
+        info = tmp_path / name / "run.json"
+        info.write_text(of_command + info.read_text().replace('"command"', '"was"').lstrip("{ \n"))
+    lines = [s.command for s in steps_of(tmp_path / "ref", tmp_path / "tgt")]
+    assert f"whence compare {tmp_path / 'ref'} {tmp_path / 'tgt'} --layers layers" in lines

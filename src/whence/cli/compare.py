@@ -152,6 +152,12 @@ _VIEWS = sorted(
     ),
     option("--third RUN", "REF in higher precision: shows which of the two is closer to it.", PATH),
     option(
+        "--layers DIR",
+        "Of logits: run both programs again up to the first token that is off, into DIR, and "
+        "compare every layer.",
+        HERE,
+    ),
+    option(
         "--watch",
         "Compare while the runs are still being written, until both have ended or a fault is "
         "certain.",
@@ -189,10 +195,13 @@ def command(
     plan: bool,
     no_replay: bool,
     watch: bool,
+    layers: str | None,
     **how: Any,
 ) -> int:
     """Words -> `api.compare` -> report -> exit code. how: what it takes as it is."""
     from whence import api
+    from whence.report.answer import headline
+    from whence.report.tables import clean
 
     _answers.check(form, annotations, junit, force)
     if plan:
@@ -208,13 +217,16 @@ def command(
     _files.check(html, force)
     is_local = how["engine"] == "local"
     how |= {"replay": not no_replay, "program": how["program"] or None}
-    if watch and not is_local:
-        raise click.UsageError("--watch compares in this process; leave --engine out")
+    if watch and not (is_local and layers is None):
+        raise click.UsageError("--watch compares in this process; leave --engine and --layers out")
     if watch:
         result = _watched(reference, target, output, **how)
     else:
         with _progress.shown() as line:
             result = api.compare(reference, target, progress=line.count, **how)
+            if layers is not None:
+                click.echo(clean(headline(result)), err=True)
+                result = api.compare_layers(result, output=layers, tell=line.say)
     _answers.put(
         _answers.said(result, form, annotations, occurrences=how["occurrences"], output=output)
     )

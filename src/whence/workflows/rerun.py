@@ -284,8 +284,10 @@ def recorded(info: Any, path: str) -> Command:
             f"the command of {path} had secrets, which were not kept; give the command after --"
         )
     as_it_ran = _variables(info, path)
+    # A capture in code records what the script was given, not the Python that ran it.
+    by_python = ("python",) if not info.interpreter and command[0].endswith(".py") else ()
     command_again = Command(
-        tuple(command),
+        (*by_python, *command),
         info.cwd,
         exit_codes=(info.settings.get("exit_code", 0),),
         variables=as_it_ran,

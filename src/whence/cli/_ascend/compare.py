@@ -25,6 +25,7 @@ _COMPARE = (
         name="level",
     ),
     option("-o, --output DIR", "Folder for the table.", show_default=False, default="."),
+    option("--layers DIR", "As `whence compare` takes it."),
     option("-mf, --op-mapping-file DIR", "Not supported: `whence compare --map` takes a map."),
     option(
         "-alg, --custom-algorithms FILE:FUNC",
@@ -42,6 +43,7 @@ def compare_command(tool: str) -> click.Command:
         target: str,
         level: str | None,
         output: str,
+        layers: str | None,
         op_mapping_file: str | None,
         custom_algorithms: str | None,
         **_: Any,
@@ -80,6 +82,9 @@ def compare_command(tool: str) -> click.Command:
                 show=show,
                 progress=line.count,
             )
+            if layers is not None:
+                result = api.compare_layers(result, output=layers, tell=line.say)
+                show(result)
         _answers.kept(result)
         sys.stdout.write(f"written to {path}\n")
         return CODES[result.status]

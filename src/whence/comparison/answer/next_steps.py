@@ -342,10 +342,14 @@ def _capture_modules(answer: AnsweredRuns) -> Iterator[NextStep]:
     """For runs of logits alone: captures every module up to the first bad token, to see which
     differs first.
     """
-    if _is_of_logits(answer.result) and are_captures(answer):
-        steps = ("--steps", f":{answer.first.step + 1}") if answer.first is not None else ()
-        options = (*_FULL, *steps)
-        yield captured_again(answer, options, "which module makes the difference, if one does")
+    if not _is_of_logits(answer.result) or not are_captures(answer):
+        return
+    decides = "which module makes the difference, if one does"
+    if answer.first is not None and all(map(can_be_rerun, answer.runs)):
+        yield command(["compare", *answer.paths, "--layers", free("layers")], decides)
+        return
+    steps = ("--steps", f":{answer.first.step + 1}") if answer.first is not None else ()
+    yield captured_again(answer, (*_FULL, *steps), decides)
 
 
 def _is_of_logits(result: Comparison) -> bool:
