@@ -44,6 +44,7 @@ from whence.cli._options import COUNT, HERE, TEXT_OR_JSON, argument, option, ver
         "--dtype NAME", "In which an engine computes that cannot be looked into.", str, default=""
     ),
     option("--alone", "Ask two prompts alone too: what depends on others in a batch?"),
+    option("--fresh", "Use nothing that an earlier check with the same content kept."),
     option("--rollout", "The engine samples its tokens; split its log-ratios by cause."),
     TEXT_OR_JSON,
 )
@@ -59,6 +60,7 @@ def command(
         target,
         api.read_prompts(prompts),
         max_new_tokens=tokens,
+        resume=True,
         tell=lambda line: click.echo(f"whence: {line}", err=True),
         **options,
     )

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import msgspec
 import numpy as np
@@ -23,6 +24,7 @@ from whence.results import (
     Status,
 )
 from whence.workflows.serving.engines import Answer, Engine
+from whence.workflows.serving.kept import Kept, digest
 from whence.workflows.serving.rows import (
     Array,
     CacheRead,
@@ -39,6 +41,7 @@ if TYPE_CHECKING:
     from whence.workflows.serving.torch.listening import Listening
 
 
+T = TypeVar("T")
 _LOOKED_INTO = 2
 """Number of requests for which modules and caches are recorded."""
 _LOGITS = Event("", Kind.LOGITS)
@@ -55,6 +58,33 @@ class Request(NamedTuple):
     def sequence(self) -> list[int]:
         """All tokens that the model received or generated."""
         return [*self.prompt, *self.answer.tokens]
+
+
+class _Answers(msgspec.Struct):
+    """What an engine answered. logits: by prompt, the positions of which its logits are kept, and
+    the size of its vocabulary.
+    """
+
+    answers: list[Answer]
+    logits: list[tuple[list[int], int]]
+
+
+class _Score(msgspec.Struct):
+    """What the reference says of one answer. is_right: the logits were seen and are right, as far
+    as that is known. logprobs: of the engine, () where they are unknown.
+    """
+
+    check: RequestCheck
+    is_right: bool
+    reported: ServingFault | None
+    logprobs: tuple[float, ...]
+
+
+class _Inside(msgspec.Struct):
+    """What the inside shows: the fault, and renewed checks."""
+
+    fault: ServingFault | None
+    checks: list[RequestCheck]
 
 
 class Settings(NamedTuple):
@@ -76,8 +106,8 @@ class Settings(NamedTuple):
 class Funnel:
     """The stages of one check.
 
-    reference: a causal language model, called `name`. tell: receives a line at the start of each
-    stage.
+    reference: a causal language model, called `name`. kept: results of stages that ran before.
+    tell: receives a line at the start of each stage.
     """
 
     def __init__(
@@ -87,86 +117,185 @@ class Funnel:
         target: Engine,
         prompts: list[tuple[int, ...]],
         settings: Settings,
+        kept: Kept,
         tell: Callable[[str], None],
     ) -> None:
         self._reference, self._name, self._target = reference, name, target
         self._prompts, self._settings, self._tell = prompts, settings, tell
         self._count = settings.tokens
-        self._notes: list[str] = []
+        self._kept, self._notes = kept, kept.notes
 
     def check(self) -> ServingCheck:
-        forced = self._forced()
-        self._tell(f"{self._target.name} answers {len(self._prompts)} prompts")
-        answers = self._target.generate(self._prompts, self._count)
-        requests = [Request(p, a) for p, a in zip(self._prompts, answers, strict=True)]
+        answered = self._stage("answers", _Answers, self._answers, self._are_whole)
+        requests = [Request(p, a) for p, a in zip(self._prompts, answered.answers, strict=True)]
         fault = self._weights()
-        seen = self._listen(requests, range(len(requests)), modules=False)
-        checks, suspects, reported = [], [], None
         self._tell(f"{self._name} scores the answers")
-        for number, request in enumerate(requests):
-            truth = forced.truth(request.sequence, modules=False)
-            trace = seen.traces[number] if seen is not None else Trace()
-            check = self._checked(number, request, trace, truth)
-            checks.append(check)
-            is_right = _is_right(check, truth) and bool(trace.rows)
-            reported = reported or _of_logprobs(number, request, truth, is_right=is_right)
-            if check.first >= 0:
-                suspects.append((number, _is_right(check, truth)))
+        scores = [
+            self._score(number, request, answered.logits[number])
+            for number, request in enumerate(requests)
+        ]
+        for number in range(len(requests)):
+            self._kept.forget(f"logits-{number}")
+        checks = [score.check for score in scores]
+        reported = next((score.reported for score in scores if score.reported), None)
+        suspects = [(n, score.is_right) for n, score in enumerate(scores) if score.check.first >= 0]
         if fault is None and reported and (reported.stage is ServingStage.SAMPLER or not suspects):
             fault = reported
         if suspects and fault is None:
-            fault = self._narrowed(requests, suspects, checks, forced)
+            fault = self._narrowed(requests, suspects, checks)
+        logprobs = [score.logprobs for score in scores]
+        ratios: tuple[LogRatio, ...] = ()
+        batch: tuple[BatchDependence, ...] = ()
+        if self._settings.rollout:
+            ratios = self._stage(
+                "ratios", tuple[LogRatio, ...], lambda: self._ratios(requests, logprobs)
+            )
+        if self._settings.alone:
+            batch = self._stage("batch", tuple[BatchDependence, ...], lambda: self._batch(requests))
+        status = self._status(requests, checks, fault)
+        if self._kept.count:
+            self._notes.append(
+                f"{self._kept.count} results are kept ones, of the same code, models and prompts; "
+                "--fresh asks anew"
+            )
         return ServingCheck(
-            self._status(requests, checks, fault),
+            status,
             self._name,
             self._target.name,
             tuple(checks),
             fault,
             tuple(dict.fromkeys(self._notes)),
-            self._ratios(requests, seen, forced) if self._settings.rollout else (),
-            self._batch(requests, forced) if self._settings.alone else (),
+            ratios,
+            batch,
         )
 
-    def _batch(self, requests: list[Request], forced: Forced) -> tuple[BatchDependence, ...]:
+    def _are_whole(self, answered: _Answers) -> bool:
+        """Whether the logits of kept answers are there, except where they were scored."""
+        return all(
+            not places
+            or self._kept.has(f"logits-{number}")
+            or self._kept.has(_score_name(number, Request(prompt, answer)))
+            for number, (prompt, answer, (places, _)) in enumerate(
+                zip(self._prompts, answered.answers, answered.logits, strict=True)
+            )
+        )
+
+    def _stage(
+        self,
+        name: str,
+        kind: type[T],
+        compute: Callable[[], T],
+        is_whole: Callable[[T], bool] = lambda _: True,
+    ) -> T:
+        """The result of a stage for which the engine runs. It is kept if the model is known that
+        runs: what else may have changed in an engine nobody sees.
+        """
+        if self._target.model is None:
+            return compute()
+        return self._kept.result(name, kind, compute, is_whole)
+
+    @functools.cached_property
+    def _forced(self) -> Forced:
+        from whence.workflows.serving.torch.forced import Forced
+
+        models = [self._reference, self._target.model]
+        dtypes = {str(next(m.parameters()).dtype) for m in models if m is not None}
+        return Forced(self._reference, dtypes | ({self._settings.dtype} - {""}))
+
+    def _answers(self) -> _Answers:
+        """The answers of the engine; its logits are kept."""
+        self._tell(f"{self._target.name} answers {len(self._prompts)} prompts")
+        answers, logits = self._asked(self._prompts)
+        places = []
+        for number, rows in enumerate(logits):
+            order = sorted(rows)
+            if order:
+                self._kept.keep(f"logits-{number}", np.stack([rows[place] for place in order]))
+            places.append((order, rows[order[0]].size if order else 0))
+        return _Answers(answers, places)
+
+    def _asked(
+        self, prompts: Sequence[Sequence[int]]
+    ) -> tuple[list[Answer], list[dict[int, Array]]]:
+        """Answers of the engine, and its logits by position where its model is accessible."""
+        if self._target.model is None:
+            return self._target.generate(prompts, self._count), [{} for _ in prompts]
+        from whence.workflows.serving.torch.listening import Listening
+
+        with Listening(self._target.model, (), (), modules=False) as listening:
+            answers = self._target.generate(prompts, self._count)
+        logits = listening.logits_of([[*p, *a.tokens] for p, a in zip(prompts, answers)])
+        self._note(listening)
+        return answers, logits
+
+    def _note(self, listening: Listening) -> None:
+        self._notes += [f"not listened to: {error}" for error in listening.errors[:1]]
+        if listening.schedule.unmatched:
+            self._notes.append(
+                f"{listening.schedule.unmatched} tokens of its calls belong to no prompt"
+            )
+
+    def _score(self, number: int, request: Request, kept: tuple[list[int], int]) -> _Score:
+        """What the reference says of one answer."""
+
+        def compute() -> _Score:
+            places, width = kept
+            rows = self._kept.array(f"logits-{number}", width) if places else ()
+            logits = dict(zip(places, rows))
+            truth = self._forced.truth(request.sequence, modules=False)
+            check = self._checked(number, request, logits, truth)
+            is_right = _is_right(check, truth)
+            return _Score(
+                check,
+                is_right,
+                _of_logprobs(number, request, truth, is_right=is_right and bool(logits)),
+                _logprobs_of(request, logits),
+            )
+
+        return self._kept.result(_score_name(number, request), _Score, compute)
+
+    def _batch(self, requests: list[Request]) -> tuple[BatchDependence, ...]:
         """For the first few prompts, the operator that first depends on those beside them."""
         numbers = range(min(len(requests), _LOOKED_INTO))
         self._tell(f"asking {len(numbers)} prompts alone")
-        beside = self._listen(requests, numbers, modules=True, operators=True)
+        beside = self._listen(requests, numbers, operators=True)
         if beside is None:
             return ()
         results = []
         for number in numbers:
             prompt = requests[number].prompt
             alone = Request(prompt, self._target.generate([prompt], self._count)[0])
-            single = self._listen([alone], [0], modules=True, operators=True)
+            single = self._listen([alone], [0], operators=True)
             if single is not None:
                 pairs = zip(requests[number].sequence, alone.sequence)
                 equal = sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))
                 traces = beside.traces[number], single.traces[0]
-                truth = forced.truth(alone.sequence, modules=False)
+                truth = self._forced.truth(alone.sequence, modules=False)
                 results.append(first_dependent(number + 1, traces, equal, _allowed_logits(truth)))
         return tuple(results)
 
-    def _checked(self, number: int, request: Request, trace: Trace, truth: Truth) -> RequestCheck:
-        return _checked(number, request, trace, truth, is_greedy=not self._settings.rollout)
+    def _checked(
+        self, number: int, request: Request, logits: Mapping[int, Array], truth: Truth
+    ) -> RequestCheck:
+        return _checked(number, request, logits, truth, is_greedy=not self._settings.rollout)
 
     def _ratios(
-        self, requests: list[Request], seen: Listening | None, forced: Forced
+        self, requests: list[Request], reported: Sequence[tuple[float, ...]]
     ) -> tuple[LogRatio, ...]:
         """Log-ratios of the first few answers, split by cause if the engine can be looked into."""
         numbers = range(min(len(requests), _LOOKED_INTO))
         self._tell(f"splitting the log-ratios of {len(numbers)} prompts")
-        inside = self._listen(requests, numbers, modules=True)
+        inside = self._listen(requests, numbers)
         ratios = []
         for number in numbers:
             tokens = requests[number].answer.tokens
-            logprobs = _logprobs_of(requests[number], seen.traces[number] if seen else Trace())
-            if logprobs is None or not tokens:
+            logprobs = np.asarray(reported[number])
+            if not logprobs.size:
                 continue
             at = slice(len(requests[number].prompt) - 1, -1), list(tokens)
             trace = inside.traces[number] if inside else Trace()
             causes: dict[str, Array] = {}
-            for name, logits in forced.swapped(requests[number].sequence, trace):
+            for name, logits in self._forced.swapped(requests[number].sequence, trace):
                 now = log_softmax(logits[at[0]])[np.arange(len(tokens)), at[1]]
                 if not name:
                     before = whole = now
@@ -230,22 +359,14 @@ class Funnel:
             sentence=f"{names[0]} is not the reference's, rounded to the coarser dtype{several}",
         )
 
-    def _forced(self) -> Forced:
-        from whence.workflows.serving.torch.forced import Forced
-
-        models = [self._reference, self._target.model]
-        dtypes = {str(next(m.parameters()).dtype) for m in models if m is not None}
-        return Forced(self._reference, dtypes | ({self._settings.dtype} - {""}))
-
     def _listen(
         self,
         requests: Sequence[Request],
         kept: Sequence[int],
         *,
-        modules: bool,
         operators: bool = False,
     ) -> Listening | None:
-        """Record the model while the engine answers again; None when its model is not
+        """Record the inside of the model while the engine answers again; None when its model is not
         accessible.
         """
         if self._target.model is None:
@@ -254,7 +375,7 @@ class Funnel:
 
         sequences = [request.sequence for request in requests]
         listening = Listening(
-            self._target.model, sequences, kept, modules=modules, operators=operators
+            self._target.model, sequences, kept, modules=True, operators=operators
         )
         with listening:
             answers = self._target.generate([r.prompt for r in requests], self._count)
@@ -262,11 +383,7 @@ class Funnel:
             self._notes.append(
                 "the engine does not repeat itself: asked again it answers otherwise"
             )
-        self._notes += [f"not listened to: {error}" for error in listening.errors[:1]]
-        if listening.schedule.unmatched:
-            self._notes.append(
-                f"{listening.schedule.unmatched} tokens of its calls belong to no prompt"
-            )
+        self._note(listening)
         return listening
 
     def _narrowed(
@@ -274,7 +391,6 @@ class Funnel:
         requests: list[Request],
         suspects: list[tuple[int, bool]],
         checks: list[RequestCheck],
-        forced: Forced,
     ) -> ServingFault | None:
         """Find the origin of the first wrong token; None if choices of routers among ties explain
         all. suspects: (request, whether its logits are right).
@@ -283,30 +399,38 @@ class Funnel:
         if not wrong:
             return _of_sampler(suspects[0][0], checks[suspects[0][0]])
         wrong.sort(key=lambda number: checks[number].first)
-        fault = None
         for place in range(0, len(wrong), _LOOKED_INTO):
-            fault = fault or self._inside(
-                requests, wrong[place : place + _LOOKED_INTO], checks, forced
+            numbers = wrong[place : place + _LOOKED_INTO]
+            inside = self._stage(
+                f"inside-{numbers[0]}",
+                _Inside,
+                functools.partial(self._inside, requests, numbers, list(checks)),
             )
-        return fault and self._beside_others(fault, requests, forced)
+            checks[:] = inside.checks
+            if inside.fault is not None:
+                return inside.fault
+        return None
 
     def _inside(
-        self,
-        requests: list[Request],
-        numbers: Sequence[int],
-        checks: list[RequestCheck],
-        forced: Forced,
-    ) -> ServingFault | None:
-        """Look into modules and caches of some requests; None if the choices of routers among ties
-        explain their tokens. Renews their checks.
+        self, requests: list[Request], numbers: Sequence[int], checks: list[RequestCheck]
+    ) -> _Inside:
+        """Look into modules and caches of some requests: without a fault if the choices of routers
+        among ties explain their tokens.
         """
+        fault = self._first_inside(requests, numbers, checks)
+        return _Inside(fault and self._beside_others(fault, requests), checks)
+
+    def _first_inside(
+        self, requests: list[Request], numbers: Sequence[int], checks: list[RequestCheck]
+    ) -> ServingFault | None:
+        """The first fault inside. Renews checks."""
         self._tell(f"looking into {len(numbers)} prompts")
-        seen = self._listen(requests, numbers, modules=True)
+        seen = self._listen(requests, numbers)
         if seen is None:
             return _of_logits(numbers[0], checks[numbers[0]])
         firsts, faults = [], []
         for number in numbers:
-            judged = self._given_routes(requests[number], number, seen, checks, forced)
+            judged = self._given_routes(requests[number], number, seen, checks)
             first = first_wrong(seen.traces[number], judged)
             if first is not None:
                 firsts.append((first.call, number, first, judged))
@@ -323,16 +447,15 @@ class Funnel:
         number: int,
         seen: Listening,
         checks: list[RequestCheck],
-        forced: Forced,
     ) -> Judged:
         """What a reference that takes the choices of the engine's routers says of a request."""
         trace = seen.traces[number]
         choices = trace.choices(len(request.sequence))
-        truth = forced.truth(request.sequence, modules=True, choices=choices)
+        truth = self._forced.truth(request.sequence, modules=True, choices=choices)
         routes = _routes(choices, truth, len(request.sequence))
         if routes:
             flips = sum(int(followed.tied.sum()) for followed in routes.values())
-            check = self._checked(number, request, trace, truth)
+            check = self._checked(number, request, _logits_in(trace), truth)
             checks[number] = msgspec.structs.replace(check, routes=flips)
         return Judged(
             number,
@@ -349,25 +472,24 @@ class Funnel:
             seen.choosers,
         )
 
-    def _beside_others(
-        self, fault: ServingFault, requests: list[Request], forced: Forced
-    ) -> ServingFault:
+    def _beside_others(self, fault: ServingFault, requests: list[Request]) -> ServingFault:
         """The fault, with whether it also occurs when its request runs alone."""
         if len(requests) < 2 or fault.request < 1:
             return fault
         prompt = requests[fault.request - 1].prompt
-        request = Request(prompt, self._target.generate([prompt], self._count)[0])
-        seen = self._listen([request], [0], modules=False)
-        truth = forced.truth(request.sequence, modules=False)
-        check = self._checked(0, request, seen.traces[0] if seen else Trace(), truth)
+        (answer,), (logits,) = self._asked([prompt])
+        request = Request(prompt, answer)
+        truth = self._forced.truth(request.sequence, modules=False)
+        check = self._checked(0, request, logits, truth)
         return msgspec.structs.replace(fault, alone=check.first >= 0)
 
 
 def _checked(
-    number: int, request: Request, trace: Trace, truth: Truth, *, is_greedy: bool
+    number: int, request: Request, logits: Mapping[int, Array], truth: Truth, *, is_greedy: bool
 ) -> RequestCheck:
-    """Compare the tokens of an answer with the reference's logits for the same text."""
-    logits = {rows.start: rows.rows[0] for rows in trace.rows.get(_LOGITS, ())}
+    """Compare the tokens of an answer with the reference's logits for the same text. logits: the
+    engine's, by position.
+    """
     allowed = _allowed_logits(truth)
     tokens, begin = request.answer.tokens, len(request.prompt) - 1
     first, ties, gap_there, errors = -1, 0, 0.0, []
@@ -397,20 +519,26 @@ def _logprobs_error(request: Request, truth: Truth) -> float:
     return max(abs(float(row[t]) - p) for row, t, p in zip(right, tokens, request.answer.logprobs))
 
 
-def _logprobs_of(request: Request, trace: Trace) -> Array | None:
-    """Log-probabilities of an answer as the engine reports them, else as its logits give them; None
+def _logprobs_of(request: Request, logits: Mapping[int, Array]) -> tuple[float, ...]:
+    """Log-probabilities of an answer as the engine reports them, else as its logits give them; ()
     where neither is known.
     """
     tokens, logprobs = request.answer
     if len(logprobs) == len(tokens):
-        return np.asarray(logprobs)
-    logits = {rows.start: rows.rows[0] for rows in trace.rows.get(_LOGITS, ())}
+        return logprobs
     places = range(len(request.prompt) - 1, len(request.sequence) - 1)
     if not logits.keys() >= set(places):
-        return None
-    rows = np.stack([logits[place] for place in places]).astype(np.float64)
-    chosen: Array = log_softmax(rows)[np.arange(len(tokens)), list(tokens)]
-    return chosen
+        return ()
+    rows = (log_softmax(logits[place].astype(np.float64)) for place in places)
+    return tuple(float(row[token]) for row, token in zip(rows, tokens))
+
+
+def _score_name(number: int, request: Request) -> str:
+    return f"score-{number}-{digest([request.sequence, request.answer.logprobs])}"
+
+
+def _logits_in(trace: Trace) -> dict[int, Array]:
+    return {rows.start: rows.rows[0] for rows in trace.rows.get(_LOGITS, ())}
 
 
 def _logits_error(own: Array, right: Array) -> float:

@@ -5,9 +5,11 @@ needed.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 from whence import extras
+from whence._version import __version__
 from whence.results import ServingCheck
 
 
@@ -21,6 +23,8 @@ def serve_check(  # noqa: PLR0913 - options of the command
     rollout: bool = False,
     dtype: str = "",
     alone: bool = False,
+    resume: bool = False,
+    fresh: bool = False,
     tell: Callable[[str], None] = lambda _: None,
 ) -> ServingCheck:
     """Does an engine answer as a reference does, and if not, where does it go wrong first?
@@ -36,6 +40,9 @@ def serve_check(  # noqa: PLR0913 - options of the command
     tokens need not be the best; log-ratios are split by cause. dtype: in which an engine computes
     that cannot be looked into ("bfloat16"); by default that of the reference. alone: two prompts
     are asked alone too, and the first operator that gives them other bits in the batch is named.
+    resume: keep what each stage shows, and use what an earlier check kept, unless code, files,
+    models, prompts or environment changed since; for two names, in a process that has imported
+    neither. fresh: use nothing that was kept.
     The reference scores the engine's own tokens in float64 and in the dtypes of both, so every
     token is compared and the floor of rounding is measured. Raises UsageError for what is not an
     engine or a dtype, and for prompts without tokens.
@@ -44,10 +51,20 @@ def serve_check(  # noqa: PLR0913 - options of the command
     from whence.comparison.replays.user_model import made
     from whence.workflows.serving.engines import engine
     from whence.workflows.serving.funnel import Funnel, Settings
+    from whence.workflows.serving.kept import Kept, Reading, environment, opened
     from whence.workflows.serving.prompts import token_ids
+    from whence.workflows.serving.torch.forced import state_of
 
+    reading = Reading() if resume and isinstance(reference, str) else None
     model, name = made(reference, "the reference scores tokens")
     served = engine(target)
     requests = token_ids(prompts, model, served, served.model)
     settings = Settings(max_new_tokens, cache_error, rollout, dtype, alone)
-    return Funnel(model, name, served, requests, settings, tell).check()
+    kept = Kept()
+    if reading is not None and isinstance(target, str):
+        question = [reference, target, requests, settings._replace(alone=False), str(Path.cwd())]
+        models = {"the reference": model, "the engine": served.model}
+        inputs: dict[str, object] = {words: state_of(each) for words, each in models.items()}
+        inputs |= {"whence": __version__, "the environment": environment()}
+        kept = opened(question, inputs, reading, fresh=fresh, tell=tell)
+    return Funnel(model, name, served, requests, settings, kept, tell).check()

@@ -6,12 +6,14 @@ from __future__ import annotations
 
 import copy
 import inspect
+import itertools
 import sys
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+import xxhash
 
 from whence.errors import UsageError
 from whence.judge.ties import noise_of
@@ -193,3 +195,25 @@ def differing_parameters(reference: torch.nn.Module, target: torch.nn.Module) ->
         if not torch.equal(parameter.to(coarser).cpu(), other.to(coarser).cpu()):
             names.append(name)
     return names
+
+
+def state_of(model: torch.nn.Module | None) -> list[str]:
+    """Digests of a model's parameters, buffers and configuration, of its device and threads; [] for
+    no model.
+    """
+    if model is None:
+        return []
+    states = itertools.chain(model.named_parameters(), model.named_buffers())
+    configs = (getattr(model, name, None) for name in ("config", "generation_config"))
+    return [
+        str(model),
+        *map(str, configs),
+        *(f"{name} {t.dtype} {tuple(t.shape)} {t.device} {_digest(t)}" for name, t in states),
+        f"{torch.get_num_threads()} threads, {torch.backends.cpu.get_cpu_capability()}",
+        torch.cuda.get_device_name() if torch.cuda.is_available() else "",
+    ]
+
+
+def _digest(tensor: torch.Tensor) -> str:
+    flat = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
+    return xxhash.xxh3_128_hexdigest(flat.numpy())

@@ -20,13 +20,14 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from whence.frameworks.operator_names import VIEWS, base_name
 from whence.frameworks.torch_arrays import tensors_in
 from whence.records.slots import CACHES
-from whence.workflows.serving.rows import Event, Kind, Rows, Trace
+from whence.workflows.serving.rows import Array, Event, Kind, Rows, Trace
 
 
 class _Call(NamedTuple):
     """The call of the model in progress. shape: (batch, tokens)."""
 
     number: int
+    pieces: list[Piece]
     segments: list[Segment]
     shape: tuple[int, int]
     kwargs: Mapping[str, Any]
@@ -64,7 +65,8 @@ class _Operators(TorchDispatchMode):  # type: ignore[misc]  # torch does not typ
 class Listening:
     """Records a model inside its `with` block.
 
-    sequences: known tokens of each request. requests: those whose rows are kept; for others, only
+    sequences: known tokens of each request; where none are, `logits_of` takes them afterwards.
+    requests: those whose rows are kept; for others, only
     digests of what the cache receives. modules: record inputs and outputs of modules, reads of the
     cache and choices of routers too, not only logits. choices: what routers take instead of their
     own choice, as of `Trace.choices`, for a call of one whole sequence; None not to listen to them
@@ -80,7 +82,7 @@ class Listening:
         requests: Collection[int],
         *,
         modules: bool,
-        choices: Mapping[int, np.ndarray[Any, Any]] | None = None,
+        choices: Mapping[int, Array] | None = None,
         operators: bool = False,
     ) -> None:
         self._operators, self._is_own = operators, False
@@ -96,6 +98,7 @@ class Listening:
         self._call: _Call | None = None
         self._hooks: list[Any] = []
         self._caches: dict[int, Any] = {}
+        self._heard: list[tuple[list[Piece], dict[int, Array]]] = []
         self._scopes: list[str] = []
         self._inside = contextlib.ExitStack()
 
@@ -135,8 +138,9 @@ class Listening:
             ids = kwargs.get("input_ids", args[0] if args else None)
             if not isinstance(ids, torch.Tensor) or ids.dim() != 2 or ids.is_floating_point():
                 return
-            segments = self.schedule.segments(ids, kwargs)
-            self._call = _Call(self._calls, segments, (ids.shape[0], ids.shape[1]), kwargs)
+            tokens = pieces(ids, kwargs)
+            segments = self.schedule.segments(tokens) if self.traces else []
+            self._call = _Call(self._calls, tokens, segments, (ids.shape[0], ids.shape[1]), kwargs)
             self._calls += 1
             self._scopes, chosen = [], itertools.count()
             if self._modules or self._choices is not None:
@@ -159,9 +163,21 @@ class Listening:
                 self._keep_logits(call, logits)
         self._call = None
 
+    def logits_of(self, sequences: Sequence[Sequence[int]]) -> list[dict[int, Array]]:
+        """Logits of requests whose tokens were not known while they ran, by position."""
+        self.schedule = Schedule(sequences)
+        logits: list[dict[int, Array]] = [{} for _ in sequences]
+        for tokens, rows in self._heard:
+            for segment in self.schedule.segments(tokens):
+                if segment.at in rows:
+                    logits[segment.request][segment.end - 1] = rows[segment.at]
+        return logits
+
     def _keep_logits(self, call: _Call, logits: torch.Tensor) -> None:
         """Record the last row of each segment for which the model returned logits."""
         rows = _logits_of(call, logits)
+        if not self.traces:
+            self._heard.append((call.pieces, {at: _host(row) for at, row in rows.items()}))
         for segment in call.segments:
             if segment.request in self._requests and (row := rows.get(segment.at)) is not None:
                 kept = Rows(call.number, segment.end - 1, _host(row)[None])
@@ -307,21 +323,19 @@ class Listening:
 
 
 def _logits_of(call: _Call, logits: torch.Tensor) -> dict[int, torch.Tensor]:
-    """The logits of the last token of each segment, by the segment's place in the call.
+    """The logits of the last token of each piece, by the piece's place in the call.
 
-    The model returns logits of all tokens, of the tokens that the call names, or one row a segment.
+    The model returns logits of all tokens, of the tokens that the call names, or one row a piece.
     """
-    segments = call.segments
+    ends = {at: (piece.row, piece.columns[1] - 1) for at, piece in enumerate(call.pieces)}
     if logits.shape[:2] == call.shape:
-        return {s.at: logits[s.row, s.columns[1] - 1] for s in segments}
+        return {at: logits[end] for at, end in ends.items()}
     rows = logits.reshape(-1, logits.shape[-1])
     named = call.kwargs.get("logits_indices", call.kwargs.get("logits_to_keep"))
     if isinstance(named, torch.Tensor) and named.dim() == 1 and call.shape[0] == 1:
         places = {column: n for n, column in enumerate(named.tolist()[: len(rows)])}
-        return {
-            s.at: rows[places[s.columns[1] - 1]] for s in segments if s.columns[1] - 1 in places
-        }
-    return {s.at: rows[s.at] for s in segments} if len(rows) == len(segments) else {}
+        return {at: rows[places[last]] for at, (_, last) in ends.items() if last in places}
+    return {at: rows[at] for at in ends} if len(rows) == len(ends) else {}
 
 
 def _slots(call: _Call, segment: Segment, held: int, cuts: Any) -> list[int] | None:
@@ -341,14 +355,14 @@ def _slots(call: _Call, segment: Segment, held: int, cuts: Any) -> list[int] | N
     return slots
 
 
-def digest(row: np.ndarray[Any, Any]) -> bytes:
+def digest(row: Array) -> bytes:
     """Digest of the bits of a row."""
     return xxhash.xxh3_128_digest(np.ascontiguousarray(row).tobytes())
 
 
-def _host(tensor: torch.Tensor) -> np.ndarray[Any, Any]:
+def _host(tensor: torch.Tensor) -> Array:
     wide = torch.float64 if tensor.dtype is torch.float64 else torch.float32
-    array: np.ndarray[Any, Any] = tensor.detach().to(device="cpu", dtype=wide, copy=True).numpy()
+    array: Array = tensor.detach().to(device="cpu", dtype=wide, copy=True).numpy()
     return array
 
 
@@ -363,7 +377,7 @@ class Segment(NamedTuple):
     """Tokens of one request in one call of the model.
 
     row: in the batch. columns: (first, end) in that row, without padding. start: position of the
-    first token in the request. at: index among the segments of the call.
+    first token in the request. at: index among the pieces of the call.
     """
 
     request: int
@@ -405,16 +419,15 @@ class Schedule:
         self._order: list[int] = []
         self.unmatched = 0
 
-    def segments(self, ids: torch.Tensor, kwargs: Mapping[str, Any]) -> list[Segment]:
-        """The segments of a call. ids: (batch, tokens). kwargs: further arguments of the model."""
+    def segments(self, tokens: Sequence[Piece]) -> list[Segment]:
+        """The segments of a call, of its tokens."""
         segments: list[Segment] = []
-        for piece in pieces(ids, kwargs):
+        for at, piece in enumerate(tokens):
             request, start = self._request(piece, {segment.request for segment in segments})
             if request < 0:
                 self.unmatched += len(piece.tokens)
                 continue
-            place = Segment(request, piece.row, piece.columns, start, len(segments))
-            segments.append(place)
+            segments.append(Segment(request, piece.row, piece.columns, start, at))
             self._ends[request] = start + len(piece.tokens)
         self._order = [segment.request for segment in segments]
         return segments
