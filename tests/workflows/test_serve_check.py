@@ -4,6 +4,7 @@ import json
 import math
 import re
 import threading
+from html.parser import HTMLParser
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
@@ -12,6 +13,7 @@ import pytest
 import whence
 from whence.cli import execute
 from whence.errors import UsageError
+from whence.report.serving_page import serving_html
 
 torch = pytest.importorskip("torch")
 from torch import nn  # noqa: E402
@@ -457,6 +459,52 @@ def test_an_engine_whose_inside_is_hidden_is_compared_by_its_answers():
     assert checked(hidden).fault.stage == "logits"
 
 
+class Stages(HTMLParser):
+    """State and words of each stage on a page, and how many cells are marked."""
+
+    def __init__(self, page):
+        super().__init__()
+        self.stages, self.cells, self._kind = {}, [], ""
+        self._words = []
+        self.feed(page)
+
+    def handle_starttag(self, tag, attributes):
+        kind = dict(attributes).get("class", "")
+        if tag == "li" and kind in ("right", "wrong", "open"):
+            self._kind = kind
+        if tag == "rect":
+            self.cells.append(kind == "off")
+        assert tag != "script"
+        assert not {"src", "href", "onload"} & dict(attributes).keys()
+
+    def handle_data(self, data):
+        if self._kind:
+            self._words.append(data)
+
+    def handle_endtag(self, tag):
+        if tag == "li" and self._kind:
+            name, *words = self._words
+            self.stages[name] = self._kind, " ".join(words)
+            self._kind, self._words = "", []
+
+
+def test_the_page_shows_every_stage():
+    page = Stages(serving_html(checked(Engine(spoil=zeroed))))
+    assert {name: kind for name, (kind, _) in page.stages.items()} == {
+        "prompts": "wrong", "logits": "wrong", "first token": "wrong",
+        "prefill or decode": "wrong", "cache": "wrong", "layer": "right",
+    }  # fmt: skip
+    assert page.stages["cache"][1] == "layer 2, V, head 1"
+    assert page.cells == [False] * 5 + [False] * 3 + [True] * 2
+    page = Stages(serving_html(checked(Engine())))
+    assert {kind for kind, _ in page.stages.values()} == {"right", "open"}
+    engine = Engine()
+    engine.model.norm.register_forward_hook(lambda module, args, out: out * 1.01)
+    page = Stages(serving_html(checked(engine)))
+    assert page.stages["cache"][0] == "right"
+    assert page.stages["layer"] == ("wrong", "outside of layers: norm")
+
+
 def test_what_is_no_engine_is_refused():
     with pytest.raises(UsageError, match="no method generate"):
         checked(object())
@@ -477,6 +525,7 @@ def test_what_is_no_engine_is_refused():
 
 def test_the_command(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.syspath_prepend(str(tmp_path))
     (tmp_path / "served.py").write_text(
         "import sys\n"
@@ -492,7 +541,9 @@ def test_the_command(tmp_path, monkeypatch, capsys):
     words = ["--prompts", "prompts.jsonl", "--tokens", str(TOKENS)]
     assert execute(["serve-check", "served:reference", "served:right", *words]) == 0
     assert capsys.readouterr().out.startswith("SAME ")
-    assert execute(["serve-check", "served:reference", "served:wrong", *words]) == 1
+    wrong = ["serve-check", "served:reference", "served:wrong", *words]
+    assert execute([*wrong, "--html", "page.html"]) == 1
+    assert "cache" in Stages((tmp_path / "page.html").read_text()).stages
     text = capsys.readouterr().out
     assert text.startswith("FAULT ")
     assert "stage            the cache" in text

@@ -20,7 +20,7 @@ from typing import Any
 
 import click
 
-from whence.cli import _answers
+from whence.cli import _answers, _files
 from whence.cli._options import COUNT, HERE, TEXT_OR_JSON, argument, option, verb
 
 
@@ -46,10 +46,17 @@ from whence.cli._options import COUNT, HERE, TEXT_OR_JSON, argument, option, ver
     option("--alone", "Ask two prompts alone too: what depends on others in a batch?"),
     option("--fresh", "Use nothing that an earlier check with the same content kept."),
     option("--rollout", "The engine samples its tokens; split its log-ratios by cause."),
+    option("--html FILE", "Also write the stages as one HTML page.", HERE),
     TEXT_OR_JSON,
 )
 def command(
-    reference: str, target: str, prompts: str, tokens: int, form: str, **options: Any
+    reference: str,
+    target: str,
+    prompts: str,
+    tokens: int,
+    html: str | None,
+    form: str,
+    **options: Any,
 ) -> int:
     """Words -> `api.serve_check` -> report -> exit code."""
     from whence import api
@@ -65,4 +72,8 @@ def command(
         **options,
     )
     _answers.told(result, form, serving_text)
+    if html is not None:
+        from whence.report.serving_page import serving_html
+
+        _files.write(html, serving_html(result), force=True)
     return _answers.CODES[result.status]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from whence.report.document import Document, Table, answering, few
 from whence.report.tables import count, number
@@ -17,8 +17,8 @@ from whence.results import (
 
 _MOST = 20
 _MOST_CAUSES = 5
-_WORDS = {Status.SAME: "SAME", Status.DIFFERENT: "FAULT", Status.UNDECIDED: "UNDECIDED"}
-_STAGES = {
+WORDS = {Status.SAME: "SAME", Status.DIFFERENT: "FAULT", Status.UNDECIDED: "UNDECIDED"}
+STAGES = {
     ServingStage.WEIGHTS: "the weights",
     ServingStage.SAMPLER: "the sampler: the logits are right",
     ServingStage.CACHE: "the cache: what it was given is right, what it hands out is not",
@@ -39,7 +39,7 @@ def serving_text(result: ServingCheck) -> Document:
     else:
         is_same = result.status == Status.SAME
         yield (
-            _WORDS[result.status],
+            WORDS[result.status],
             "no fault: every difference is rounding" if is_same else "no fault, as far as was seen",
         )
     yield "  compared", words
@@ -51,18 +51,16 @@ def serving_text(result: ServingCheck) -> Document:
         yield "  logits", seen
     if flips := sum(check.routes for check in result.requests):
         yield "  routes", f"{count(flips, 'choice')} of a router differ, among scores that tie"
-    yield from (("  in a batch", _dependence(each)) for each in result.batch)
-    yield from _ratios(result)
+    yield from (("  in a batch", dependence(each)) for each in result.batch)
+    yield from ratio_lines(result)
     if wrong := [check for check in result.requests if check.first >= 0]:
         yield ""
-        yield Table(
-            [("prompt", "tokens", "first", "gap", "noise", "logits"), *_rows(wrong)], range(6)
-        )
+        yield Table(prompt_rows(wrong), range(6))
     yield from (f"note: {note}" for note in result.notes)
 
 
 def _fault(fault: ServingFault) -> Document:
-    yield "  stage", _STAGES[fault.stage]
+    yield "  stage", STAGES[fault.stage]
     if fault.request:
         step = "prefill" if fault.step == 0 else f"decode step {fault.step}"
         is_timed = fault.stage in (ServingStage.CACHE, ServingStage.LAYER)
@@ -85,7 +83,7 @@ def _tokens(result: ServingCheck) -> Iterator[str]:
     )
 
 
-def _ratios(result: ServingCheck) -> Document:
+def ratio_lines(result: ServingCheck) -> Iterator[tuple[str, str]]:
     """Lines on the log-ratios and what they come from."""
     if not result.ratios:
         return
@@ -103,7 +101,8 @@ def _ratios(result: ServingCheck) -> Document:
     yield "  from", ", ".join(f"{name} {100 * parts[name] / whole:.0f} %" for name in most)
 
 
-def _dependence(result: BatchDependence) -> str:
+def dependence(result: BatchDependence) -> str:
+    """What a prompt shows that was asked alone too."""
     prompt = f"prompt {result.number}"
     if not result.compared:
         return f"{prompt}: no operator in the batch has rows that face those of the prompt alone"
@@ -115,8 +114,10 @@ def _dependence(result: BatchDependence) -> str:
     return f"{prompt} depends on others {kind}, first in {result.operator}, {where}"
 
 
-def _rows(wrong: list[RequestCheck]) -> Iterator[tuple[str, ...]]:
-    for check in wrong[:_MOST]:
+def prompt_rows(checks: Sequence[RequestCheck]) -> Iterator[tuple[str, ...]]:
+    """A table of prompts, with its head."""
+    yield "prompt", "tokens", "first", "gap", "noise", "logits"
+    for check in checks[:_MOST]:
         error = "-" if check.error is None else number(check.error)
         yield (
             str(check.number),
@@ -126,4 +127,4 @@ def _rows(wrong: list[RequestCheck]) -> Iterator[tuple[str, ...]]:
             number(check.noise),
             error,
         )
-    yield from ((text,) for text in few(wrong, _MOST, str) if text.startswith("and "))
+    yield from ((text,) for text in few(checks, _MOST, str) if text.startswith("and "))
