@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import pickle
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -202,11 +202,16 @@ class Encoder(nn.Module):
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """A model. layer: what the scopes of its layers begin with; faults: where each is planted."""
+    """A model. layer: what the scopes of its layers begin with; faults: where each is planted.
+
+    broken: how a module comes to a fault that is no change of what it returns. images: of inputs.
+    """
 
     build: Callable[[], nn.Module]
     layer: str
     faults: dict[str, str]
+    broken: dict[str, Callable[[Any], Any]] = field(default_factory=dict)
+    images: bool = False
 
 
 SUBJECTS = {
@@ -218,7 +223,7 @@ SUBJECTS = {
     "conv": Subject(ConvNet, "stages.", {
         "negated": "stages.1.conv1", "scaled": "stages.2.conv2", "rows": "stages.1.conv2",
         "norm": "stages.2.bn1", "rolled": "stages.1.bn2", "shifted": "stages.3.conv2",
-    }),
+    }, images=True),
     "encoder": Subject(Encoder, "encoder.layer.", {
         "negated": "encoder.layer.1.attention.output.dense",
         "scaled": "encoder.layer.2.intermediate.dense",
@@ -242,9 +247,13 @@ def model_of(subject: str, change: str = "") -> nn.Module:
     """The model with a fault, or computed otherwise."""
     torch.manual_seed(0)
     model = SUBJECTS[subject].build().eval()
-    if change in FAULTS:
+    broken = SUBJECTS[subject].broken
+    if change in SUBJECTS[subject].faults:
         place = model.get_submodule(SUBJECTS[subject].faults[change])
-        place.register_forward_hook(lambda _module, _inputs, output: FAULTS[change](output))
+        if change in broken:
+            broken[change](place)
+        else:
+            place.register_forward_hook(lambda _module, _inputs, output: FAULTS[change](output))
     if change == "kernel":
         for module in model.modules():
             if isinstance(module, nn.Linear):
@@ -261,7 +270,7 @@ def _in_halves(x: Tensor, linear: nn.Linear) -> Tensor:
 def batch_of(subject: str, seed: int) -> Tensor:
     """Inputs of a step."""
     chance = torch.Generator().manual_seed(seed)
-    if subject == "conv":
+    if SUBJECTS[subject].images:
         return torch.randn(BATCH, 3, 8, 8, generator=chance)
     return torch.randint(0, VOCABULARY, (BATCH, TOKENS), generator=chance)
 

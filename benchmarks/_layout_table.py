@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from dataclasses import replace
 
 from _hand_made import (
@@ -29,6 +30,7 @@ from _hand_made import (
     ranked,
     sides,
 )
+import _people_writers as people
 from _layout_writers import (
     arrays,
     as_keras,
@@ -754,4 +756,28 @@ TABLE: dict[str, tuple[Layout, ...]] = {
             "npy name[call]", each(NPY, named("{name}[{step}]"), first), steps=2, touched="equal"
         ),
     ),
-}
+    # after hooks in public issues and repositories, of models that no layout above has
+    "people": (
+        Layout("pkl classes in a list", people.classes_in_a_list, keep=people.is_leaf_tap,
+               own=lambda s, n: people.places(s).get(n, n)),
+        Layout("pt a few picked", people.few, keep=people.is_picked, own=people.picked),
+        Layout("npy counted, with inputs", people.counted_inputs, touched="equal"),
+        Layout("pt activations_batch", people.batches, steps=3),
+        Layout("h5 activations/layer_N", people.archive, keep=people.is_stream,
+               own=people.stream_place("layer_{}")),
+        Layout("csv statistics", people.table_of_figures, steps=2),
+        Layout("log of statistics", people.forward_log),
+        Layout("json statistics of samples", people.figures_of_samples, steps=2),
+        Layout("csv columns, layer_N_name", people.flat_columns, touched="sorted"),
+        Layout("pt what a model returns", people.returned, keep=people.is_returned,
+               own=people.returned_name),
+        Layout("jsonl goldens", people.golden, keep=people.is_returned, own=people.returned_name),
+        Layout("pt folders of classes", people.folders_of_classes, keep=people.is_leaf_tap,
+               steps=2, touched="equal", own=lambda s, n: people.places(s).get(n, n)),
+        Layout("npz of a port", people.of_a_port, own=people.ported),
+        Layout("pt dumps, names inside", people.dumps, touched="equal"),
+        Layout("pkl appended", people.appended),
+        Layout("npz of the alphabet", people.of_the_alphabet),
+    ),
+}  # fmt: skip
+SUBJECTS_OF = defaultdict(lambda: ("decoder", "conv", "encoder"), people=("gpt", "unet", "t5"))

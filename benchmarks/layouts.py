@@ -13,6 +13,7 @@ what is not known), `innocent`, `undecided`, `SAME`; of a benign pair `silent`, 
 from __future__ import annotations
 
 import argparse
+import functools
 import hashlib
 import json
 import os
@@ -28,8 +29,8 @@ from typing import Any
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import torch
-from _hand_made import BENIGN, FAULTS, SUBJECTS, Layout, layer_of, taps_of
-from _layout_table import TABLE
+from _hand_made import BENIGN, SUBJECTS, Layout, layer_of, taps_of
+from _layout_table import SUBJECTS_OF, TABLE
 
 import whence
 from whence.errors import WhenceError
@@ -88,25 +89,29 @@ def is_region(layout: Layout, said: str, planted: str, subject: str) -> bool:
 def graded(layout: Layout, subject: str, change: str, result: Any) -> tuple[str, str]:
     """(grade, what the answer says first)."""
     said = [finding.name for finding in result.findings]
-    if change not in FAULTS or layout.gradients:
-        if layout.gradients and change in FAULTS:
+    faults = SUBJECTS[subject].faults
+    if change not in faults or layout.gradients:
+        if layout.gradients and change in faults:
             return ("named" if result.status != "same" else "SAME"), result.headline
         grade = {"same": "silent", "different": "ALARM"}.get(result.status, "undecided")
         return grade, (said or [result.headline])[0]
-    planted = SUBJECTS[subject].faults[change]
+    planted = faults[change]
+    shown = first_shown(layout, subject, change)
     if callable(layout.keep):
-        planted = first_shown(layout, subject, change)
+        planted = shown
     elif layout.keep == "layers" and not planted.startswith(SUBJECTS[subject].layer):
         planted = f"{SUBJECTS[subject].layer}0"
     if result.status == "same":
         return "SAME" if planted else "named", result.headline
     if result.status == "different":
-        if is_named(layout, said[0], planted, subject):
+        places = {planted, shown if shown.startswith(f"{planted}.") else planted}
+        if any(is_named(layout, said[0], place, subject) for place in places):
             return "named", said[0]
         return ("region" if is_region(layout, said[0], planted, subject) else "innocent"), said[0]
     return "undecided", result.headline
 
 
+@functools.cache
 def first_shown(layout: Layout, subject: str, change: str) -> str:
     """The first tap of a layout that shows a fault."""
     sides = (taps_of(subject, what, 1, 1) for what in ("", change))
@@ -114,16 +119,16 @@ def first_shown(layout: Layout, subject: str, change: str) -> str:
     return next((a.name for a, b in kept if not torch.equal(a.outputs[0], b.outputs[0])), "")
 
 
-def changes(layout: Layout) -> tuple[str, ...]:
+def changes(layout: Layout, subject: str) -> tuple[str, ...]:
     """What the second side may differ by."""
-    return (*_GRADIENTS, "scaled") if layout.gradients else (*FAULTS, *BENIGN)
+    return (*_GRADIENTS, "scaled") if layout.gradients else (*SUBJECTS[subject].faults, *BENIGN)
 
 
 def rows(options: argparse.Namespace, folder: Path) -> Iterator[dict[str, Any]]:
     """A row a pair."""
     for layout in TABLE[options.half]:
-        for subject in SUBJECTS:
-            for change in changes(layout):
+        for subject in SUBJECTS_OF[options.half]:
+            for change in changes(layout, subject):
                 name = f"{layout.name}/{subject}/{change}"
                 if re.search(options.only, name) and drawn(name) % options.share == 0:
                     yield row(layout, subject, change, folder, options.keep) | {"name": name}
@@ -146,7 +151,7 @@ def row(
     except WhenceError as error:
         grade, said = "refused", str(error).partition("\n")[0]
     return {
-        "layout": layout.name, "change": change, "grade": grade, "said": said[:300],
+        "layout": layout.name, "subject": subject, "change": change, "grade": grade, "said": said[:300],
         "seconds": time.process_time() - began,
     }  # fmt: skip
 
@@ -158,7 +163,7 @@ def table(pairs: list[dict[str, Any]]) -> None:
     """Counts, of each layout and of all."""
     faults: dict[str, Counter[str]] = defaultdict(Counter)
     for item in pairs:
-        is_fault = item["change"] in FAULTS
+        is_fault = item["change"] not in (*BENIGN, *_GRADIENTS)
         faults[item["layout"]][item["grade"] if is_fault else f"{item['grade']} "] += 1
         faults["all"][item["grade"] if is_fault else f"{item['grade']} "] += 1
     shown = ["named", "region", "innocent", "undecided", "refused", "SAME"]
