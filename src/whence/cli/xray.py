@@ -170,8 +170,13 @@ def diff_command(target: str, reference: str, output: str, force: bool) -> int:
     argument("target", "XPU"),
     option("-o, --output DIR", "A new folder for tests and tables.", HERE, default="xray_check"),
     option("--device NAME", "Where the tests of XPU run.", default="cpu"),
+    option(
+        "--tested FILE",
+        "The table that the tests of XPU wrote on its own machine, in place of running them.",
+        PATH,
+    ),
 )
-def check_command(reference: str, target: str, output: str, device: str) -> int:
+def check_command(reference: str, target: str, output: str, device: str, tested: str | None) -> int:
     """Compare two dumps of operators (begin_dump), and what their tests measure: jprof, pytest and
     summary_diff_check in one.
 
@@ -183,12 +188,12 @@ def check_command(reference: str, target: str, output: str, device: str) -> int:
     from whence.report.operator_diff import tested_csv, tested_text
 
     sides = [p if p.endswith(".csv") else str(_run_of(p)) for p in (reference, target)]
-    result = api.check_operators(sides[0], sides[1], output, device=device)
+    result = api.check_operators(sides[0], sides[1], output, device=device, tested=tested)
     if result.recorded is not None:
         _answers.put(answer(result.recorded))
         _answers.kept(result.recorded)
     _files.write(Path(output) / "result.csv", tested_csv(result.tested, xray=True), False)
-    code = _answers.told(result.tested, "text", tested_text)
+    code = _answers.told(result.tested, "text", lambda diff: tested_text(diff, result.recorded))
     codes = {code, CODES[result.recorded.status] if result.recorded is not None else 0}
     return next(worst for worst in (1, 2, 0) if worst in codes)
 

@@ -7,8 +7,10 @@ import re
 from collections import Counter
 from typing import Any
 
+from whence.frameworks.operator_names import base_name
 from whence.report.document import Document, Table, answering
 from whence.report.tables import cell, clean, count, csv_text, listed, number, shortened, size
+from whence.results import CauseKind, Comparison, Finding
 
 SHOWN = 20
 WHY = 160  # characters of a reason that are shown
@@ -81,19 +83,25 @@ def _xray_name(test: str, op: str) -> str:
 
 
 @answering
-def tested_text(diff: Any) -> Document:
-    """First the answer, then the operators at fault with their worst test, then the counts."""
+def tested_text(diff: Any, recorded: Comparison | None = None) -> Document:
+    """First the answer, then the operators at fault with their worst test, then the counts.
+
+    recorded: comparison of the two dumps, whose findings the tests confirm or not.
+    """
     failed = diff.failed
     by_operator: dict[str, list[Any]] = {}
     for row in failed:
         if not row.through:
             by_operator.setdefault(row.either.op, []).append(row)
     if diff.status == "same":
-        yield "SAME", "every operator passes on the target"
+        yield "TESTS" if recorded is not None else "SAME", "every operator passes on the target"
     elif diff.status == "undecided":
         yield "UNDECIDED", "no test has a result on both sides"
     else:
         yield "DIFFERENT", f"{count(len(diff.operators), 'operator')}, worst first"
+    findings = recorded.findings if recorded is not None else ()
+    yield from (f"  {line}" for line in dict.fromkeys(_of_finding(f, diff) for f in findings))
+    if by_operator:
         tests = Counter(row.either.op for row in diff.rows)
         table = [("operator", "fails", "local error", "worst", "why")]
         for op, rows in list(by_operator.items())[:SHOWN]:
@@ -119,6 +127,20 @@ def tested_text(diff: Any) -> Document:
         f"{count(passed.count(None))} not compared"
     )
     yield from (f"  {note}" for note in diff.notes)
+
+
+def _of_finding(finding: Finding, diff: Any) -> str:
+    """What the tests of an operator at fault say of it."""
+    rows = [r for r in diff.rows if base_name(r.either.op) == finding.op_type]
+    passed = [row.passed for row in rows]
+    if not rows or None in passed:
+        return f"{finding.op_type}: no test of it was compared"
+    where = f" on {diff.devices[1]}" if diff.devices[1] else ""
+    tests = f"{finding.op_type}: {passed.count(True)} of {count(len(rows), 'test')} pass{where}"
+    if False in passed:
+        return f"{tests}: the operator itself is at fault there"
+    asked = ": what it is asked to compute differs" if finding.cause == CauseKind.SEMANTIC else ""
+    return f"{tests}, so the operator computes what it is asked{asked}"
 
 
 def _worst(row: Any) -> str:

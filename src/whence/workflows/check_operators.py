@@ -24,13 +24,21 @@ class Checked(NamedTuple):
     tested: Any
 
 
-def check_operators(reference: str, target: str, output: str, *, device: str = "cpu") -> Checked:
+def check_operators(
+    reference: str,
+    target: str,
+    output: str,
+    *,
+    device: str = "cpu",
+    tested: str | None = None,
+) -> Checked:
     """Compare two dumps of operators, then their tests: those of the target run on `device`, and
     those of a reference without a table of its own on the CPU.
 
     reference, target: runs, or tables (.csv) of such tests from another machine; one must be a run.
-    output: a new folder for the tests and tables. Raises UsageError, UnreadableRun, OutputExists,
-    CaptureError when the tests cannot run.
+    tested: the table of the target's tests, where they ran elsewhere. output: a new folder for the
+    tests and tables. Raises UsageError, UnreadableRun, OutputExists, CaptureError when the tests
+    cannot run.
     """
     from whence.workflows.compare import compare
     from whence.workflows.operator_tests.generate import diff_results, generate_tests
@@ -42,11 +50,12 @@ def check_operators(reference: str, target: str, output: str, *, device: str = "
     with workplace(output, "xray check") as place:
         tests = place / "pytests"
         generate_tests(reference if is_table[1] else target, tests, cpu_init=True)
+        given = (reference if is_table[0] else ""), tested or (target if is_table[1] else "")
         tables = [
-            path if given else _table(tests, place / f"{side}.csv", where)
-            for path, given, side, where in (
-                (reference, is_table[0], "reference", device if is_table[1] else "cpu"),
-                (target, is_table[1], "target", device),
+            table or _table(tests, place / f"{side}.csv", where)
+            for table, side, where in (
+                (given[0], "reference", device if is_table[1] else "cpu"),
+                (given[1], "target", device),
             )
         ]
         recorded = None if any(is_table) else compare(reference, target)
