@@ -35,6 +35,12 @@ from whence.cli._options import COUNT, HERE, TEXT_OR_JSON, argument, option, ver
     ),
     option("--tokens N", "Tokens that are generated for each prompt.", COUNT, default=32),
     option(
+        "--cache CODES",
+        "What a quantised cache keeps (int8, int4, int2, fp8): their rounding is allowed.",
+        str,
+        default="",
+    ),
+    option(
         "--cache-error ERROR",
         "Relative error that the rows of a quantised cache may have.",
         click.FloatRange(0, 1),

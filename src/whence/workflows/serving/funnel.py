@@ -90,7 +90,7 @@ class _Inside(msgspec.Struct):
 class Settings(NamedTuple):
     """What is asked of a check.
 
-    tokens: new ones of each answer. cache_error: as in `Judged`. rollout: whether the engine
+    tokens: new ones of each answer. cache_error, cache: as in `Judged`. rollout: whether the engine
     samples its tokens, so that they need not be the best. dtype: name of the one in which an engine
     computes whose model is not accessible, "" for that of the reference. alone: whether prompts are
     asked alone too, and compared with themselves in the batch.
@@ -98,6 +98,7 @@ class Settings(NamedTuple):
 
     tokens: int
     cache_error: float
+    cache: str
     rollout: bool
     dtype: str
     alone: bool
@@ -451,9 +452,11 @@ class Funnel:
         """What a reference that takes the choices of the engine's routers says of a request."""
         trace = seen.traces[number]
         choices = trace.choices(len(request.sequence))
-        truth = self._forced.truth(request.sequence, modules=True, choices=choices)
+        is_coarse = bool(self._settings.cache or self._settings.cache_error)
+        handed = trace.handed() if is_coarse else ()
+        truth = self._forced.truth(request.sequence, modules=True, choices=choices, handed=handed)
         routes = _routes(choices, truth, len(request.sequence))
-        if routes:
+        if routes or is_coarse:
             flips = sum(int(followed.tied.sum()) for followed in routes.values())
             check = self._checked(number, request, _logits_in(trace), truth)
             checks[number] = msgspec.structs.replace(check, routes=flips)
@@ -462,12 +465,13 @@ class Funnel:
             {
                 event: truth.trace.whole(event)
                 for event in truth.trace.rows
-                if not event.kind.is_of_router
+                if not event.kind.is_of_router and event != _LOGITS  # of the last token of a call
             },
             truth.floors,
             _windows(self._reference),
             seen.writers,
             self._settings.cache_error,
+            self._settings.cache,
             routes,
             seen.choosers,
         )
@@ -813,7 +817,8 @@ class Judged(NamedTuple):
     truth: (positions, ...) by event. windows: number of positions, itself included, that a query
     may attend to, by layer; layers without a window are absent. origin: (request, position) that
     wrote these bits, by layer, keys or values, and digest. cache_error: relative error that the
-    cache may add. routes, choosers: judgement of a router's choices, and its module, by number of
+    cache may add; cache: the codes that it keeps, a name of `CACHE_CODES` or "".
+    routes, choosers: judgement of a router's choices, and its module, by number of
     the choice in a call of the model.
     """
 
@@ -823,6 +828,7 @@ class Judged(NamedTuple):
     windows: Mapping[int, int]
     origin: Mapping[tuple[int, Kind, bytes], tuple[int, int]]
     cache_error: float = 0.0
+    cache: str = ""
     routes: Mapping[int, Followed] = {}
     choosers: Mapping[int, str] = {}
 
@@ -891,7 +897,8 @@ def _marks(
             right = truth[read.positions]
             if right.shape != read.rows.shape:
                 continue
-            away = _beyond(distances(read.rows, right, truth), _allowed(event, judged))
+            allowed = _allowed(event, judged) + coarseness(judged.cache, read.rows, right, truth)
+            away = _beyond(distances(read.rows, right, truth), allowed)
             if away.any() or read.first > _needed_from(event, read, judged):
                 yield read.call, trace.order[event], event, read, away
 
@@ -914,7 +921,40 @@ def _allowed(event: Event, judged: Judged) -> float:
     return max(floor, _LEAST) * LIMITS.whole + extra
 
 
-def _beyond(errors: Array, allowed: float) -> Array:
+CACHE_CODES = {"int8": 255, "int4": 15, "int2": 3, "fp8": 0}
+"""Kinds of quantised caches, and the number of steps between their least and largest value; 0 for
+floating-point numbers.
+"""
+_FP8 = 1 / 16
+"""Relative error of a number with three bits of mantissa, as fp8 of e4m3 has."""
+
+
+def coarseness(codes: str, rows: Array, truth: Array, whole: Array) -> Array:
+    """Relative error that decoded rows, (rows, heads, width), may have by the rounding of their
+    codes. truth: what was given. whole: all rows of the layer.
+
+    The step between two codes is read from the rows themselves: whatever a scale is shared by, a
+    right one makes all values of a row multiples of one step. Where they are not, because the scale
+    changes within a row, the step is the largest that the layer can have.
+    """
+    if not codes:
+        return np.zeros(rows.shape[:2])
+    if not (count := CACHE_CODES[codes]):
+        return np.full(rows.shape[:2], _FP8)
+    gaps = np.diff(np.sort(rows, -1), axis=-1).astype(np.float64)
+    span = np.maximum(gaps.sum(-1), np.finfo(np.float32).tiny)
+    least = np.where(gaps > 1e-4 * span[..., None], gaps, np.inf).min(-1)
+    steps = gaps / least[..., None]
+    is_grid = (np.abs(steps - steps.round()) < 0.05).all(-1) & (span <= 1.01 * count * least)
+    largest = float(np.ptp(whole)) / count
+    step = np.where(is_grid, np.minimum(least, largest), largest)
+    norms = np.linalg.norm(whole.astype(np.float64), axis=-1)
+    size = np.maximum(np.linalg.norm(truth.astype(np.float64), axis=-1), np.median(norms))
+    most = 0.5 * step * np.sqrt(rows.shape[-1])
+    return np.asarray(most / np.maximum(size, np.finfo(np.float32).tiny))
+
+
+def _beyond(errors: Array, allowed: float | Array) -> Array:
     return np.where(errors > allowed, errors, 0.0)
 
 
@@ -996,6 +1036,8 @@ def place_words(wrong: Wrong, heads: int) -> str:
 # The content of wrong rows in a cache: zeros, rows of another request or position, another head, a
 # multiple, a rotation.
 
+_SCALES = 0.1
+"""Largest relative difference of scales that count as equal: codes round them."""
 _CLOSE = 1e-2
 """Largest relative difference of rows that count as equal."""
 _MOST_POSITIONS, _MOST_PARTS = 64, 4
@@ -1147,15 +1189,53 @@ def _rotation(wrong: WrongRows) -> str:
     return ""
 
 
+def _scale(wrong: WrongRows) -> str:
+    """Detect codes that are decoded with a wrong scale, where each row has a scale of its own, in
+    proportion to its largest value.
+    """
+    with np.errstate(all="ignore"):
+        factors = (wrong.rows * wrong.truth).sum(-1) / (wrong.truth * wrong.truth).sum(-1)
+    if not np.isfinite(factors).all():
+        return ""
+    scaled = wrong.truth * factors[:, None]
+    if (_near(wrong.rows, scaled) and _constant(factors)) or not _near(wrong.rows, scaled, 0.2):
+        return ""
+    if _constant(factors) and np.ptp(wrong.positions):
+        return f"are about {np.median(factors):.2g} times what they should be: a scale is wrong"
+    sizes = np.abs(wrong.held).max(-1)
+    own = sizes[wrong.positions, wrong.heads]
+    if _constant(factors * own):
+        return "are codes: the scale is missing"
+    if _constant(factors / own):
+        return "are decoded twice: the scale is applied twice"
+    heads = sizes.shape[1]
+    for shift in range(1, heads):
+        others = (wrong.heads + shift) % heads
+        if _constant(factors * own / sizes[wrong.positions, others], 1.0):
+            return "are decoded with the scale of another head"
+    for shift in (-1, 1, -2, 2):
+        places = np.clip(wrong.positions + shift, 0, len(sizes) - 1)
+        if _constant(factors * own / sizes[places, wrong.heads], 1.0):
+            side = "later" if shift > 0 else "earlier"
+            return f"are decoded with the scale of {_places(abs(shift))} {side}"
+    return ""
+
+
+def _constant(values: Array, value: float | None = None) -> bool:
+    """Whether values that differ by rounding of codes alone are one, or `value`."""
+    middle = float(np.median(values)) if value is None else value
+    return bool((np.abs(values - middle) <= _SCALES * abs(middle)).mean() >= _MOSTLY)
+
+
 _LAWS: tuple[Callable[[WrongRows], str], ...] = (
-    _zeros, _elsewhere, _factor, _rotation, _other_heads, _other_place,
+    _zeros, _elsewhere, _scale, _factor, _rotation, _other_heads, _other_place,
 )  # fmt: skip
 
 
-def _near(rows: Array, truth: Array) -> bool:
+def _near(rows: Array, truth: Array, close: float = _CLOSE) -> bool:
     """Whether most rows are equal up to rounding."""
     norms = np.maximum(np.linalg.norm(truth, axis=-1), 1e-30)
-    near = np.linalg.norm(rows - truth, axis=-1) <= _CLOSE * norms
+    near = np.linalg.norm(rows - truth, axis=-1) <= close * norms
     return bool(near.mean() >= _MOSTLY)
 
 

@@ -87,6 +87,15 @@ class CacheRead(NamedTuple):
     rows: Array
 
 
+class HandedOut(NamedTuple):
+    """Keys and values by layer, (positions, heads, width) each, that a call attends to which leaves
+    a request with `end` tokens.
+    """
+
+    end: int
+    states: dict[int, tuple[Array, Array]]
+
+
 class HasExtent(Protocol):
     """The extent of a request in a call, as in `Segment`."""
 
@@ -130,6 +139,25 @@ class Trace:
     def whole(self, event: Event) -> Array:
         """The rows of all positions in order, for an event that produced each row once."""
         return np.concatenate([rows.rows for rows in self.rows[event]])
+
+    def handed(self) -> list[HandedOut]:
+        """What the cache handed out, call by call; [] where calls did not continue each other."""
+        calls: dict[int, HandedOut] = {}
+        states: dict[Event, Array] = {}
+        for event in sorted(self.reads, key=lambda event: event.kind):  # keys, then values
+            for read in self.reads[event]:
+                rows = np.zeros((read.end, *read.rows.shape[1:]), np.float64)
+                before = states.get(event, rows[:0])
+                rows[: len(before)] = before[: read.end]
+                rows[read.positions] = read.rows
+                states[event] = rows
+                held = rows[read.first :]
+                call = calls.setdefault(read.call, HandedOut(read.end, {}))
+                keys = call.states.get(event.layer, (held, held))[0]
+                call.states[event.layer] = keys, held
+        ordered = [calls[number] for number in sorted(calls)]
+        ends = [call.end for call in ordered]
+        return ordered if ends == sorted(set(ends)) else []
 
     def choices(self, length: int) -> dict[int, Array]:
         """Indices that routers took, (length, k), by number of the choice in a call of the model;

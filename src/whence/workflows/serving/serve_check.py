@@ -10,6 +10,7 @@ from typing import Any
 
 from whence import extras
 from whence._version import __version__
+from whence.errors import UsageError
 from whence.results import ServingCheck
 
 
@@ -20,6 +21,7 @@ def serve_check(  # noqa: PLR0913 - options of the command
     *,
     max_new_tokens: int = 32,
     cache_error: float = 0.0,
+    cache: str = "",
     rollout: bool = False,
     dtype: str = "",
     alone: bool = False,
@@ -36,7 +38,8 @@ def serve_check(  # noqa: PLR0913 - options of the command
     a model of transformers; "module:factory"; or the address of a server of this machine that
     speaks OpenAI's completions and returns token ids. prompts: token ids, or texts, which the
     `tokenizer` of the reference or the engine encodes. cache_error: relative error that rows of the
-    cache may have, of a quantised one. rollout: the engine samples, so its
+    cache may have, of a quantised one; cache: the codes that it keeps ("int8", "int4", "int2",
+    "fp8"), whose rounding is then allowed. rollout: the engine samples, so its
     tokens need not be the best; log-ratios are split by cause. dtype: in which an engine computes
     that cannot be looked into ("bfloat16"); by default that of the reference. alone: two prompts
     are asked alone too, and the first operator that gives them other bits in the batch is named.
@@ -50,16 +53,18 @@ def serve_check(  # noqa: PLR0913 - options of the command
     extras.needed("torch", "serve-check")
     from whence.comparison.replays.user_model import made
     from whence.workflows.serving.engines import engine
-    from whence.workflows.serving.funnel import Funnel, Settings
+    from whence.workflows.serving.funnel import CACHE_CODES, Funnel, Settings
     from whence.workflows.serving.kept import Kept, Reading, environment, opened
     from whence.workflows.serving.prompts import token_ids
     from whence.workflows.serving.torch.forced import state_of
 
+    if cache and cache not in CACHE_CODES:
+        raise UsageError(f"no cache of {cache!r} is known; give one of {', '.join(CACHE_CODES)}")
     reading = Reading() if resume and isinstance(reference, str) else None
     model, name = made(reference, "the reference scores tokens")
     served = engine(target)
     requests = token_ids(prompts, model, served, served.model)
-    settings = Settings(max_new_tokens, cache_error, rollout, dtype, alone)
+    settings = Settings(max_new_tokens, cache_error, cache, rollout, dtype, alone)
     kept = Kept()
     if reading is not None and isinstance(target, str):
         question = [reference, target, requests, settings._replace(alone=False), str(Path.cwd())]

@@ -18,7 +18,7 @@ import xxhash
 from whence.errors import UsageError
 from whence.judge.ties import noise_of
 from whence.records.slots import CACHES
-from whence.workflows.serving.rows import Array, Event, Kind, Rows, Trace, distances
+from whence.workflows.serving.rows import Array, Event, HandedOut, Kind, Rows, Trace, distances
 from whence.workflows.serving.torch.listening import Listening
 
 
@@ -57,13 +57,15 @@ class Forced:
         *,
         modules: bool,
         choices: Mapping[int, Array] | None = None,
+        handed: Sequence[HandedOut] = (),
     ) -> Truth:
         """The truth for a sequence of tokens.
 
-        choices: what routers take; by default their own choice in float64. Rounding is measured
-        with the same choices.
+        choices: what routers take; by default their own choice in float64. handed: keys and values
+        that are attended to, call by call; by default what the reference computes. Rounding is
+        measured with the same choices, keys and values.
         """
-        trace, logits = _run(self._wide, sequence, choices or {}, modules=modules)
+        trace, logits = _run(self._wide, sequence, choices or {}, modules=modules, handed=handed)
         own = trace.choices(len(sequence))
         used = {
             n: np.where(rows < 0, own[n], rows)
@@ -74,7 +76,7 @@ class Forced:
         scores: dict[int, Array] = {}
         noise = 0.0
         for model in self._narrow:
-            near, rounded = _run(model, sequence, used, modules=modules)
+            near, rounded = _run(model, sequence, used, modules=modules, handed=handed)
             error = rounded - logits
             noise = max(noise, float((error - error.mean(-1, keepdims=True)).std(-1).max()))
             for event in near.rows.keys() & trace.rows.keys():
@@ -150,21 +152,53 @@ def _run(
     choices: Mapping[int, Array],
     *,
     modules: bool,
+    handed: Sequence[HandedOut] = (),
 ) -> tuple[Trace, Array]:
-    """Run one forward pass over all tokens: (trace, logits)."""
+    """Run over all tokens, in one forward pass or in the calls of `handed`: (trace, logits)."""
     ids = torch.tensor([list(tokens)], device=next(model.parameters()).device)
     listening = Listening(model, [tokens], [0], modules=modules, choices=choices)
+    cache, logits, start = _cache(model), [], 0
+    now: dict[int, tuple[Array, Array]] = {}
+    for held in cache.values():
+        if handed and hasattr(held, "update"):
+            held.update = _handing(held.update, now)
     with torch.no_grad(), listening:
-        out = model(input_ids=ids, **_cache(model))
-    logits = getattr(out, "logits", out)
-    return listening.traces[0], logits[0].double().cpu().numpy()
+        for end, states in (*((call.end, call.states) for call in handed), (len(tokens), {})):
+            now.clear()
+            now.update(states)
+            if handed and "position_ids" in inspect.signature(model.forward).parameters:
+                cache["position_ids"] = torch.arange(start, end, device=ids.device)[None]
+            out = model(input_ids=ids[:, start:end], **cache)
+            logits.append(getattr(out, "logits", out)[0].double().cpu().numpy())
+            start = end
+    return listening.traces[0], np.concatenate(logits)
 
 
-class _NothingKept:
-    """A cache for a single forward pass: it returns the keys and values that it receives."""
+def _handing(update: Callable[..., Any], now: Mapping[int, tuple[Array, Array]]) -> Any:
+    """The update of a cache that hands out `now` for the layers in it."""
+
+    def handing(keys: Any, values: Any, layer_idx: int, *args: Any, **kwargs: Any) -> Any:
+        own = update(keys, values, layer_idx, *args, **kwargs)
+        given = [torch.from_numpy(rows).to(own[0]) for rows in now.get(layer_idx, ())]
+        rows = tuple(each.transpose(0, 1)[None] for each in given)
+        fits = [row.shape for row in rows] == [each.shape for each in own]
+        return rows if fits else own
+
+    return handing
+
+
+class _Growing:
+    """A cache that returns all keys and values that it received."""
+
+    def __init__(self) -> None:
+        self._kept: dict[int, tuple[Any, Any]] = {}
 
     def update(self, keys: Any, values: Any, layer_idx: int, *_: Any, **__: Any) -> tuple[Any, Any]:
         """The keys and values to attend to."""
+        if layer_idx in self._kept:
+            pairs = zip(self._kept[layer_idx], (keys, values))
+            keys, values = (torch.cat(pair, 2) for pair in pairs)
+        self._kept[layer_idx] = keys, values
         return keys, values
 
 
@@ -177,7 +211,7 @@ def _cache(model: torch.nn.Module) -> dict[str, Any]:
         cache = transformers.DynamicCache(config=model.config)
         return {"past_key_values": cache, "use_cache": True}
     taken = inspect.signature(model.forward).parameters
-    return {name: _NothingKept() for name in CACHES if name in taken}
+    return {name: _Growing() for name in CACHES if name in taken}
 
 
 def differing_parameters(reference: torch.nn.Module, target: torch.nn.Module) -> list[str]:

@@ -266,6 +266,9 @@ class Listening:
                             event, Rows(call.number, segment.start, rows)
                         )
             prescribed = (self._choices or {}).get(number)
+            if prescribed is not None and call.segments:
+                first = call.segments[0]
+                prescribed = prescribed[first.start : first.end]
             if prescribed is not None and prescribed.size == chosen.numel():
                 other = torch.from_numpy(prescribed).to(chosen.device).reshape(chosen.shape)
                 used = torch.where(other < 0, chosen, other)
