@@ -135,3 +135,21 @@ def test_spoilt_pickles_cost_tensors_or_are_refused(tmp_path):
     (tmp_path / "work").mkdir()
     for what, path in hostile.variants(sample, tmp_path / "work"):
         hostile.survives(what, path)
+
+
+def test_pickles_behind_each_other_are_all_read_and_a_cut_one_is_refused(tmp_path):
+    """A hook that appends to one file: what follows the first object is not passed over."""
+    for side, factor in (("ref", 1), ("bad", 3)):
+        with (tmp_path / f"{side}.pkl").open("wb") as file:
+            for n in range(4):
+                value = ARRAY + n if n < 2 else factor * (ARRAY + n) ** 2
+                pickle.dump((f"layers.{n}", value), file)
+    held = elements(open_run(tmp_path / "bad.pkl"))
+    assert list(held) == [f"layers.{n}" for n in range(4)]
+    np.testing.assert_array_equal(held["layers.3"], 3 * (ARRAY + 3) ** 2)
+    result = whence.compare(tmp_path / "ref.pkl", tmp_path / "bad.pkl")
+    assert (result.status, result.findings[0].name) == ("different", "layers.2")
+    whole = (tmp_path / "bad.pkl").read_bytes()
+    (tmp_path / "cut.pkl").write_bytes(whole[:-20])
+    with pytest.raises(UnreadableRun):
+        open_run(tmp_path / "cut.pkl")

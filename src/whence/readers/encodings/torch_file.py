@@ -340,9 +340,10 @@ def _from_sequence(file: File) -> Any:
 
 def _plain(file: File, start: int) -> Any:
     """Returns the object of a pickle in which each storage is a torch.save file of its own, as
-    bytes.
+    bytes; a list of the objects of several pickles behind each other, as hooks append them.
     """
     storages: dict[int, tuple[Any, Any]] = {}
+    objects: list[Any] = []
 
     def inline(data: Any) -> Any:
         if id(data) not in storages:  # the bytes are kept: their number stays theirs
@@ -350,8 +351,11 @@ def _plain(file: File, start: int) -> Any:
         return storages[id(data)][1]
 
     makers = {**MAKERS, "torch.storage._load_from_bytes": inline}
-    machine = PickleMachine(file, "", lambda pid: _refused(file.name, pid), makers)
-    return machine.run(start)[0]
+    while not objects or (start < file.size and objects != [_MAGIC]):
+        machine = PickleMachine(file, "", lambda pid: _refused(file.name, pid), makers)
+        item, start = machine.run(start)
+        objects.append(item)
+    return objects if len(objects) > 1 else objects[0]
 
 
 def _refused(name: str, pid: Any) -> Storage:
