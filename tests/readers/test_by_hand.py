@@ -151,3 +151,16 @@ def test_a_norm_stands_behind_the_convolution_whose_result_it_scales(tmp_path, n
             os.utime(tmp_path / side / f"{name}.npy", (0, 0))
     result = whence.compare(tmp_path / "reference", tmp_path / "target")
     assert result.findings[0].name == ("stages.0" if norm_first else "stages.0.conv1")
+
+
+def test_texts_in_hdf5_are_no_tensors(tmp_path):
+    h5py = pytest.importorskip("h5py")
+    x = np.random.default_rng(0).normal(size=(4, 8)).astype(np.float32)
+    for side in ("ref", "bad"):
+        with h5py.File(tmp_path / f"{side}.h5", "w") as file:
+            file["prompts"] = ["one", "two"]
+            file["labels"] = np.array([b"a", b"b"])
+            for n in range(3):
+                file[f"activations/layer_{n}"] = x * (n + 1) * (-1 if (side, n) == ("bad", 1) else 1)
+    result = whence.compare(tmp_path / "ref.h5", tmp_path / "bad.h5")
+    assert (result.status, result.findings[0].name) == ("different", "activations.layer_1")

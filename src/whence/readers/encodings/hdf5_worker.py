@@ -252,6 +252,7 @@ def _datasets(
 
 def _tensor(dataset: Any) -> dict[str, Any]:
     """Returns what is needed before a dataset's elements are read; reads no elements."""
+    import h5py
     from h5py import h5d
 
     description: dict[str, Any] = {
@@ -265,7 +266,9 @@ def _tensor(dataset: Any) -> dict[str, Any]:
         "itemsize": stored.itemsize,
     }
     description["kind"] = (
-        "O"
+        "S"
+        if h5py.check_string_dtype(stored) is not None
+        else "O"
         if stored.hasobject or stored.subdtype is not None
         else "V"
         if stored.names is not None

@@ -120,7 +120,7 @@ def _add(building: Building, worker: hdf5.Worker, path: Path, name: str, rank: i
             steps.setdefault(step, []).append(
                 _named(message["damaged"], message["shown"], None, message["why"])
             )
-        else:
+        elif message["tensor"]["kind"] != "S":  # texts: prompts, names of a run
             steps.setdefault(step, []).append(
                 _named(message["path"], message["shown"], message["tensor"])
             )
