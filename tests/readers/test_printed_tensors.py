@@ -2,6 +2,8 @@
 tensorflow and mindspore print them.
 """
 
+import json
+
 import numpy as np
 import pytest
 
@@ -220,3 +222,58 @@ def test_a_print_is_found_again_by_its_line(tmp_path):
     for name, (_, record, _) in read(tmp_path / "x.log", text).items():
         file, row = record.file.split(",")
         assert file == "x.log" and lines[int(row) - 1].startswith(name)
+
+
+def figures_of(x):
+    x = x.double()
+    values = {"mean": x.mean(), "std": x.std(), "max": x.max()}  # not all that there are
+    return {key: value.item() for key, value in values.items()}
+
+
+def as_table(path, tensors):
+    rows = [
+        f"{name},{'x'.join(map(str, x.shape))},{','.join(map(str, figures_of(x).values()))}"
+        for name, x in tensors.items()
+    ]
+    path.with_suffix(".csv").write_text("\n".join(["layer,shape,mean,std,max", *rows]) + "\n")
+
+
+def as_tree(path, tensors):
+    tree = {
+        name: {"shape": list(x.shape), **figures_of(x), "first": x.flatten()[:3].tolist()}
+        for name, x in tensors.items()
+    }
+    path.with_suffix(".json").write_text(json.dumps(tree))
+
+
+def as_rows(path, tensors):
+    rows = [{"step": 0, "name": n, "shape": list(x.shape), **figures_of(x)} for n, x in tensors.items()]
+    path.with_suffix(".jsonl").write_text("\n".join(map(json.dumps, rows)))
+
+
+@pytest.mark.parametrize("write", [as_table, as_tree, as_rows])
+def test_tables_and_trees_of_statistics_name_a_fault(write, tmp_path):
+    for name, sign in (("ref", 1), ("bad", -1)):
+        (tmp_path / name).mkdir()
+        write(tmp_path / name / "stats", states(sign))
+    run = open_run(tmp_path / "ref")
+    assert [c.scope for c in run.calls if c.leaf] == [f"layers.{n}" for n in range(4)]
+    x = states(1)["layers.1"].double()
+    record = run.records[1]
+    assert (record.shape, record.statistics.min) == ((4, 8), None)
+    assert record.statistics.std == pytest.approx(x.std().item(), rel=1e-12)
+    result = whence.compare(tmp_path / "ref", tmp_path / "bad")
+    assert (result.status, result.findings[0].name) == ("different", "layers.2")
+    assert whence.compare(tmp_path / "ref", tmp_path / "ref").status == "undecided"
+
+
+def test_spoilt_tables_of_statistics_are_refused(tmp_path):
+    as_table(tmp_path / "a", states(1))
+    as_tree(tmp_path / "b", states(1))
+    (tmp_path / "work").mkdir()
+    for sample in (tmp_path / "a.csv", tmp_path / "b.json"):
+        for what, path in hostile.variants(sample, tmp_path / "work"):
+            hostile.survives(what, path)
+    deep = '{"mean": 1, "std": 2, "x": ' + '{"a": ' * 5000 + "1" + "}" * 5001
+    (tmp_path / "deep.json").write_text(deep)
+    hostile.survives("deep", tmp_path / "deep.json")

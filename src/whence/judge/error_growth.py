@@ -23,7 +23,7 @@ from whence.judge.limits import (
     UNLIKE_INPUTS,
 )
 from whence.judge.precision import is_mask_fill, mask_fill
-from whence.judge.statistics_drift import Drift, drift
+from whence.judge.statistics_drift import Drift, drift, resolution
 from whence.records import Record
 from whence.results import Evidence, Measured, VerdictKind
 
@@ -37,7 +37,8 @@ class PairError:
     there are several. drift: how far its statistics moved, where known. lone: where one element
     holds most of the error, that error over the element itself or over the tensor's root mean
     square, whichever is larger; 0 where no element does. codes: for integers that were rounded from
-    something (`judge.codes`); coarse: the size of their steps for the calls that read them. count,
+    something (`judge.codes`); coarse: the size of their steps, or of the last digit of statistics,
+    for the calls that read them. count,
     last: number of elements, and length of the last axis.
     """
 
@@ -234,7 +235,10 @@ def _of_statistics(why: str, reference: Record, target: Record, u: float) -> Pai
     if moved is None:
         return PairError(None, why="no finite element to take statistics of")
     size = max(moved.extreme, moved.mean, moved.moment)
-    return PairError(size, Evidence.STATISTICS, u=u, drift=moved, count=reference.count)
+    coarse = resolution(reference, target)
+    return PairError(
+        size, Evidence.STATISTICS, u=u, drift=moved, coarse=coarse, count=reference.count
+    )
 
 
 def _are_hashed(reference: Record, target: Record) -> bool:

@@ -32,18 +32,16 @@ def drift(reference: Record, target: Record) -> Drift | None:
     a, b = reference.statistics, target.statistics
     if a is None or b is None or a.count != b.count or not a.count:
         return None
-    first, second = _known(a), _known(b)
-    if first is None or second is None:
+    figures = zip(_figures(a), _figures(b), strict=True)
+    if not any(x is not None and y is not None for x, y in figures):
         return None
-    (low, high), (low2, high2) = first, second
-    # Figures that were printed say nothing below their last digit.
-    step = max((r.quantum for r in (reference, target) if r.why), default=0.0)
+    step = _last_digit(reference, target)
 
     def apart(x: float, y: float) -> float:
         return max(abs(x - y) - step, 0.0)
 
-    big = max(abs(low), abs(high))
     # Dumps of other tools may lack any of these.
+    big = _magnitude(a)
     rms = a.norm / math.sqrt(a.count) if a.norm is not None else big
     moment = mean = 0.0
     if a.norm is not None and b.norm is not None:
@@ -63,7 +61,24 @@ def drift(reference: Record, target: Record) -> Drift | None:
             if x.cube_sum is not None and y.cube_sum is not None:
                 size = x.fourth_sum**0.75 * a.count**0.25  # at least the sum of |x|^3 (Hölder)
                 higher = max(higher, _over(abs(x.cube_sum - y.cube_sum), size))
-    return Drift(_over(max(apart(low, low2), apart(high, high2)), big), mean, moment, higher)
+    ends = [(x, y) for x, y in ((a.min, b.min), (a.max, b.max)) if x is not None and y is not None]
+    extreme = max((apart(x, y) for x, y in ends), default=0.0)
+    return Drift(_over(extreme, big), mean, moment, higher)
+
+
+def resolution(reference: Record, target: Record) -> float:
+    """The last printed digit of statistics over the magnitude of their tensor."""
+    size = _magnitude(reference.statistics) if reference.statistics is not None else 0.0
+    return _over(_last_digit(reference, target), size)
+
+
+def _last_digit(reference: Record, target: Record) -> float:
+    """Figures that were printed say nothing below it; 0 for others."""
+    return max((r.quantum for r in (reference, target) if r.why), default=0.0)
+
+
+def _magnitude(s: Statistics) -> float:
+    return max(abs(x) for x in (s.min, s.max, s.std, s.mean, 0.0) if x is not None)
 
 
 def _over(change: float, size: float) -> float:
@@ -77,5 +92,5 @@ def parted(moved: Drift, u: float) -> bool:
     return moved.extreme > u or max(moved.mean, moved.moment) > max(4 * u, NORM_SUMMATION)
 
 
-def _known(s: Statistics) -> tuple[float, float] | None:
-    return None if s.min is None or s.max is None else (s.min, s.max)
+def _figures(s: Statistics) -> tuple[float | None, ...]:
+    return s.min, s.max, s.mean, s.std, s.norm

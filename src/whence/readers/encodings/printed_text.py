@@ -40,7 +40,8 @@ _FIGURE = re.compile(
     re.IGNORECASE,
 )
 _OF_FIGURE = re.compile(r"\b(?:mean|avg|std|min|max|norm)\b[\"']?\s?[=:]\s?$", re.IGNORECASE)
-_ALIASES = {"avg": "mean", "l2": "norm", "l2_norm": "norm"}
+FIGURES = frozenset(("mean", "std", "min", "max", "norm"))
+ALIASES = {"avg": "mean", "l2": "norm", "l2_norm": "norm"}
 _OTHER_FIGURES = re.compile(r"time|latency|\bms\b|sec|loss|throughput|memory|/s\b", re.IGNORECASE)
 _NAME_CHARS = 200
 
@@ -193,11 +194,11 @@ def _figures(lines: list[str], step: int) -> tuple[list[Print], int]:
         if match := _STEP.fullmatch(line.strip()):
             step = int(match[1])
         matches = list(_FIGURE.finditer(line)) if len(line) < 1000 else []
-        figures = {_ALIASES.get(m[1].lower(), m[1].lower()): m[2] for m in matches}
-        if len(figures) > 1 and not _OTHER_FIGURES.search(line):
+        figures = {ALIASES.get(m[1].lower(), m[1].lower()): m[2] for m in matches}
+        shape = _SHAPE.search(line)
+        if len(figures) > 1 and (shape or not _OTHER_FIGURES.search(line)):
             before = line[: matches[0].start()]
             name = _cleaned(before.rpartition("{")[0] or before) or "tensor"
-            shape = _SHAPE.search(line)
             whole = [int(n) for n in shape[1].split(",") if n.strip()] if shape else []
             extents = limits.extents(tuple(whole), "a line")
             shown.append(Print(name, step, shape=extents, figures=figures))

@@ -18,7 +18,7 @@ from whence.errors import UnreadableRun
 from whence.readers.assembly import named_tensors
 from whence.readers.assembly.builder import Building
 from whence.readers.assembly.named_tensors import Named
-from whence.readers.encodings import limits, number_text, torch_file
+from whence.readers.encodings import figure_tables, limits, number_text, torch_file
 from whence.readers.encodings.archive import File
 from whence.readers.encodings.number_text import Digits, Values
 from whence.readers.source import Place
@@ -54,7 +54,7 @@ _SHAPES = ("shape", "dims", "dimensions")
 def sniff(place: Place) -> bool:
     if place.is_folder:
         return any(_is_ours(place, name) for name in place.files)
-    if _SETTINGS.search(place.path.name):
+    if _SETTINGS.search(place.path.name) or figure_tables.sniff(place.head, place.suffix):
         return False
     if place.suffix in _JSON:
         return bool(_LIST.search(place.head) or _ARRAY.match(place.head))

@@ -1,4 +1,4 @@
-"""Reads logs and texts with printed tensors, or with lines of their statistics.
+"""Reads logs and texts with printed tensors, or with lines, tables and trees of their statistics.
 
 `encodings.printed_text` parses prints of torch, numpy, jax, tensorflow and mindspore.
 """
@@ -14,7 +14,7 @@ from whence.errors import UnreadableRun
 from whence.readers.assembly import named_tensors
 from whence.readers.assembly.builder import Building
 from whence.readers.assembly.named_tensors import Named
-from whence.readers.encodings import limits, printed_text
+from whence.readers.encodings import figure_tables, limits, printed_text
 from whence.readers.encodings.archive import File
 from whence.readers.encodings.number_text import Digits, Values
 from whence.readers.encodings.printed_text import Print
@@ -22,12 +22,14 @@ from whence.readers.source import Place, suffix_of
 from whence.readers.unread import TENSOR_SUFFIXES
 from whence.records import Run, Statistics
 
-LOOKS_LIKE = "a log with printed tensors, or with lines of their mean, std, min and max"
-ORDER = 88
+LOOKS_LIKE = "a log with printed tensors, or a log or table of their mean, std, min and max"
+ORDER = 85
 LOOSE = True
 ALONE = "a log with printed tensors"
-_TEXTS = (".txt", ".log", ".out", ".err", "")
+_LOGS = (".txt", ".log", ".out", ".err", "")
+_TEXTS = (*_LOGS, *figure_tables.SUFFIXES)
 _LARGEST = 256 << 20  # bytes of a log that is read
+_HEAD = 4096
 _FAR_BYTES = 4 << 20  # how far into a log its first tensor may stand
 
 
@@ -36,8 +38,8 @@ def sniff(place: Place) -> bool:
         suffixes = set(map(suffix_of, place.files))
         is_all = not place.hidden and not suffixes & TENSOR_SUFFIXES  # else a log beside a dump
         return is_all and any(_is_ours(place, name) for name in place.files)
-    if place.suffix not in _TEXTS or b"\0" in place.head:
-        return False
+    if place.suffix not in _LOGS or b"\0" in place.head:
+        return figure_tables.sniff(place.head, place.suffix)
     with place.path.open("rb") as file:
         text = file.read(_FAR_BYTES).decode("utf-8", "replace")
     return bool(printed_text.MARK.search(text)) or printed_text.has_figures(text)
@@ -63,6 +65,8 @@ def _items(building: Building, file: File) -> Iterator[Named]:
     text = bytes(file.part(0, file.size)).decode("utf-8", "replace")
     if "\0" in text:
         raise UnreadableRun(f"{file.name} holds zeros: it was not written to its end")
+    if figure_tables.sniff(bytes(file.head(_HEAD)), suffix := suffix_of(file.name)):
+        text = figure_tables.lines(text, suffix)
     for printed in printed_text.prints(text):
         yield _named(printed)
 

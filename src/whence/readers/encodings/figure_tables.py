@@ -1,0 +1,85 @@
+"""Statistics of tensors in tables (.csv) and in trees (.json, .jsonl), as lines of a log."""
+
+from __future__ import annotations
+
+import csv
+import json
+import re
+from collections.abc import Iterator
+from typing import Any
+
+from whence.errors import UnreadableRun
+from whence.readers.encodings.printed_text import ALIASES, FIGURES
+
+_TREES = (".json", ".jsonl", ".ndjson")
+SUFFIXES = (".csv", ".tsv", *_TREES)
+_ENOUGH = 2
+"""Least number of statistics that tell a record of a tensor from other numbers."""
+_WORDS = FIGURES | ALIASES.keys()
+_KEY = re.compile(rf"\"({'|'.join(_WORDS)})\"\s*:\s*-?[\dNI]".encode(), re.IGNORECASE)
+_STEPS = ("step", "iteration", "iter", "batch", "sample")
+_DEEPEST = 64
+
+
+def sniff(head: bytes, suffix: str) -> bool:
+    """Whether a text that begins so holds statistics of tensors."""
+    if suffix in _TREES:
+        return len({m[1].lower() for m in _KEY.finditer(head)}) >= _ENOUGH
+    header = re.split(rb"[,\t;]", head.partition(b"\n")[0])
+    words = (cell.strip(b" \r\"'").lower().decode("ascii", "replace") for cell in header)
+    return suffix in SUFFIXES and sum(word in _WORDS for word in words) >= _ENOUGH
+
+
+def lines(text: str, suffix: str) -> str:
+    """Returns a line of name, shape and statistics for each record. Raises UnreadableRun."""
+    try:
+        return "\n".join(_of_trees(text) if suffix in _TREES else _of_table(text)) + "\n"
+    except (ValueError, RecursionError, csv.Error) as error:
+        raise UnreadableRun(f"its statistics cannot be read: {str(error)[:120]}") from error
+
+
+def _of_table(text: str) -> Iterator[str]:
+    lines = text.splitlines()
+    marks = max(",\t;", key=lines[0].count) if lines else ","
+    header, *rows = csv.reader(lines, delimiter=marks)
+    words = [word.strip().lower() for word in header]
+    for row in rows:
+        if len(row) == len(words):
+            yield from _line("", dict(zip(words, row, strict=True)))
+
+
+def _of_trees(text: str) -> Iterator[str]:
+    try:
+        trees = [json.loads(text)]
+    except ValueError:
+        trees = [json.loads(line) for line in text.splitlines() if line.strip()]
+    for tree in trees:
+        yield from _below("", tree, 0)
+
+
+def _below(name: str, node: Any, depth: int) -> Iterator[str]:
+    if depth > _DEEPEST:
+        raise UnreadableRun("it is nested too deeply")
+    if isinstance(node, dict):
+        words = {str(key).lower(): part for key, part in node.items()}
+        numbers = [w for w in _WORDS & words.keys() if isinstance(words[w], (int, float))]
+        if len(numbers) >= _ENOUGH:
+            yield from _line(name, words)
+            return
+    parts = node.items() if isinstance(node, dict) else enumerate(node)
+    for key, part in parts if isinstance(node, (dict, list)) else ():
+        if isinstance(part, (dict, list)):
+            yield from _below(f"{name}.{key}".strip("."), part, depth + 1)
+
+
+def _line(name: str, record: dict[str, Any]) -> Iterator[str]:
+    """Yields the line of a record; before it that of its step, if it states one."""
+    step = next((record[word] for word in _STEPS if str(record.get(word, "")).isdecimal()), None)
+    if step is not None:
+        yield f"step {step}"
+    figures = " ".join(f"{word}={record[word]}" for word in record if word in _WORDS)
+    texts = [t for word, t in record.items() if isinstance(t, str) and word not in _WORDS]
+    named = [t for t in texts if re.search(r"[^\W\d_]", t) and not re.match(r"torch\.|float|\(", t)]
+    shape = re.findall(r"\d+", str(record.get("shape", "")))
+    whole = ".".join(filter(None, (name, next(iter(named), ""))))
+    yield f"{whole or 'tensor'} shape=({', '.join(shape)}) {figures}"
