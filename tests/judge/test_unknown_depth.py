@@ -158,3 +158,49 @@ def test_bfloat16_elements_are_seen():
     reference = RNG.normal(size=(16, 16)).astype(dtypes.named("bfloat16").numpy)
     target = (reference.astype(np.float32) * 1.5).astype(reference.dtype)
     assert "multiplied by 1.5" in sight(reference, target, BF16, LIMITS.within(BF16)).pattern
+
+
+def after(e_out, before, layer_before=None, look=None, evidence="two dumps"):
+    growth = grow(before, [PairError(e_out, evidence, u=U32)], U32)
+    return judge_unseen(
+        judge_region(0, -1, growth),
+        growth,
+        U32,
+        before or None,
+        lambda: look,
+        in_layer_before=layer_before,
+    ).verdict
+
+
+def test_what_the_layer_before_does_without_is_no_rounding():
+    """As many operators of the same kind lie behind the same tensor of each layer."""
+    equal = [PairError(0.0, u=U32)]
+    assert after(2e-4, equal) == "undetermined"
+    assert after(2e-4, equal, layer_before=0.0) == "introduced"
+    assert after(2e-4, equal, layer_before=1e-5) == "undetermined"
+    assert after(2e-4, [PairError(1e-4, u=U32)], layer_before=0.0) != "introduced"
+    assert after(3e-6, equal, layer_before=0.0) == "noise"
+    assert after(2e-4, equal, layer_before=0.0, look=Sight(0.0)) == "undetermined"  # few rows
+
+
+def test_tensors_that_are_equal_to_the_bit_leave_less_room_than_those_that_agree():
+    equal, near = PairError(0.0, u=U32), PairError(1e-7, u=U32)
+    assert after(2e-3, [equal] * 4) == "introduced"
+    assert after(2e-3, [equal] * 3) == "undetermined"
+    assert after(2e-3, [*[equal] * 4, near]) == "undetermined"
+    assert after(2e-3, [PairError(0.0, u=BF16)] * 4) == "undetermined"
+
+
+def test_a_pattern_needs_no_inputs_and_a_size_does():
+    moved = Sight(1e-3, "everything is multiplied by 1.01")
+    assert after(1e-2, [], look=moved) == "introduced"
+    assert after(1e-2, []) == "undetermined"
+
+
+def test_statistics_that_moved_before_prove_nothing_of_later_ones():
+    equal, moved = (PairError(e, "statistics", u=U32) for e in (0.0, 3e-3))
+    assert after(2e-3, [equal] * 4, evidence="statistics") == "introduced"
+    assert after(0.3, [equal, moved], evidence="statistics") == "undetermined"
+    assert after(0.3, [equal], evidence="statistics") == "introduced"
+    coarse = PairError(0.0, "statistics", u=U32, coarse=1e-3)  # of three digits
+    assert after(2e-3, [coarse] * 4, evidence="statistics") != "introduced"

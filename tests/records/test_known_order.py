@@ -5,7 +5,14 @@ import itertools
 import pytest
 
 from whence.records import Call
-from whence.records.known_order import Trace, are_gradients, known, module_of, trace_of
+from whence.records.known_order import (
+    Trace,
+    are_gradients,
+    known,
+    layer_before,
+    module_of,
+    trace_of,
+)
 
 
 def is_before(order, first, second):
@@ -224,3 +231,32 @@ def test_keys_in_brackets_that_are_sorted_are_no_order():
     _, pairs = ordered(names, file=["f"] * 12, entry=list(range(12)))
     assert ("l[2].attn.q", "l[2].attn.o") in pairs
     assert ("l[2].mlp", "l[10].attn.o") in pairs
+
+
+def test_names_that_come_again_were_not_sorted():
+    """Classes of modules as hooks fire: their first ones stand in the order of the alphabet."""
+    names = ["Conv", "Dense", "Conv", "Gelu", "Identity", "Linear", "Norm", "Conv"]
+    traces = [Trace(name, entry=n, file="f") for n, name in enumerate(names)]
+    assert known(traces).is_total
+    alone = [Trace(name, entry=n, file="f") for n, name in enumerate(sorted({*names}))]
+    assert not known(alone).is_total
+
+
+def test_results_in_front_of_the_layers_that_they_come_from_are_last():
+    names = ["p.logits", *(f"p.hidden_states.{n}" for n in range(3)), "q.loss", "q.hidden_states.0"]
+    order = known([Trace(name, entry=n, file="f") for n, name in enumerate(names)]).order
+    assert [names[n] for n in order if n < len(names)] == [*names[1:4], names[0], names[5], names[4]]
+
+
+@pytest.mark.parametrize(
+    ("name", "before"),
+    [
+        ("layers.10.mlp", ["layers.9.mlp", "layers.09.mlp"]),
+        ("block.2.layer.1.o", ["block.1.layer.1.o", "block.2.layer.0.o"]),
+        ("layer_010", ["layer_9", "layer_009"]),
+        ("layers.0.mlp", []),
+        ("head", []),
+    ],
+)
+def test_the_layer_before(name, before):
+    assert list(dict.fromkeys(layer_before(name))) == before

@@ -37,9 +37,9 @@ class Limits:
     rounding of each. otherwise: effect of rounding on the root's outputs where it was given other
     positions or masks, in unit roundoffs (at 16 bits 0.05, or ten). within_32, within_16: relative
     error that rounding may cause over any number of unrecorded operators, in unit roundoffs
-    (judge.unseen); far_16, far, far_seen: the relative error that rounding never causes: in
-    bfloat16 and coarser, in finer dtypes that may hide bfloat16, and in float32 where earlier
-    tensors show that no bfloat16 is hidden. flip: gap between two logits that rounding can close,
+    (judge.unseen); far_16, far, far_seen, far_equal: the relative error that rounding never
+    causes: in bfloat16 and coarser, in finer dtypes that may hide bfloat16, in float32 where
+    earlier tensors show that no bfloat16 is hidden, and where all earlier ones are bitwise equal. flip: gap between two logits that rounding can close,
     in standard deviations of a logit's own error (judge.logits). formula: difference of the
     programs of both runs in float64, in unit roundoffs of the target's output;
     formula_written_anew: its minimum where more than constants differ. stands_out: rho of a 16-bit
@@ -80,6 +80,7 @@ class Limits:
     far_16: float = 0.2
     far: float = 0.05
     far_seen: float = 0.01
+    far_equal: float = 1e-3
     flip: float = 6.0
     formula: float = 0.01
     formula_written_anew: float = 2.4e-7
@@ -119,9 +120,9 @@ UNLIKE_INPUTS = 0.5
 """Relative error from which on inputs have so little in common that their outputs prove nothing."""
 NORM_SUMMATION = 1e-5
 """Relative effect of the order of summation, in float32, on a norm over millions of elements."""
-ENOUGH_IN_FLOAT32 = 2
+ENOUGH_IN_FLOAT32, ENOUGH_EQUAL = 2, 4
 """Number of float32 tensors that agree, from which on the network does not round to 16 bits
-inside.
+inside; and number that are equal to the bit, from which on both runs have the same kernels.
 """
 BFLOAT16_AND_COARSER = 1e-3
 """The unit roundoffs of bfloat16 and of coarser dtypes are larger than this."""

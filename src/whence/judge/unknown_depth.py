@@ -19,6 +19,7 @@ from whence.judge.limits import (
     BFLOAT16_AND_COARSER,
     COHERENT_EFFECT,
     COHERENT_REST,
+    ENOUGH_EQUAL,
     ENOUGH_IN_FLOAT32,
     LIMITS,
 )
@@ -39,6 +40,7 @@ SEE_INSIDE = (
 )
 NO_OPERATOR = "nothing inside was recorded, so which operator it is cannot be told"
 KEEP_ELEMENTS = "to decide it, record the elements of the outputs too"
+_OF_STATISTICS = "statistics differ by {:.2g} and say nothing of the order of elements"
 RECORD_SCORES = "to decide it, record the scores that they were chosen by"
 RECORD_INPUTS = (
     "with outputs alone whence cannot localise it: to decide it, record the inputs and tensors in "
@@ -119,13 +121,15 @@ def judge_unseen(
     *,
     is_whole: bool = False,
     in_other_steps: OtherSteps | None = None,
+    in_layer_before: float | None = None,
 ) -> Verdict:
     """The verdict of a tensor behind an unknown number of operators, from that of its growth.
 
     u: unit roundoff of the pair, 0 for an exact kind. errors_before: errors of visible tensors
     before it, None if there are none. look: what the elements show, None if they were not kept;
     called only if needed. is_whole: whether this is a whole model with recorded inputs and outputs.
-    in_other_steps: errors of the same tensor in other steps, if known.
+    in_other_steps: errors of the same tensor in other steps, if known; in_layer_before: that of the
+    same tensor one layer earlier, which shows what rounding makes in as many operators.
     """
     by_growth = growth.evidence in (Evidence.TWO_DUMPS, Evidence.STATISTICS)
     if growth.verdict == VerdictKind.IDENTICAL or not by_growth:
@@ -133,14 +137,18 @@ def judge_unseen(
     verdict = without_visible(verdict)
     if u == 0.0:
         return _of_integers(verdict, growth)
-    if growth.evidence == Evidence.STATISTICS and growth.e_out <= LIMITS.far:
+    room = LIMITS.within(u)
+    # The statistics bound an error from below: where they moved before, elements may have as much.
+    has_moved = any((e.value or 0.0) > room for e in errors_before or ())
+    if growth.evidence == Evidence.STATISTICS and (
+        growth.e_out <= room or (has_moved and math.isfinite(growth.e_out))
+    ):
         unknown = verdict.replace(numbers={**verdict.numbers, "e_out": growth.e_out or None})
         return _open(
             unknown,
-            f"statistics differ by {growth.e_out:.2g} and say nothing of the order of elements",
+            _OF_STATISTICS.format(growth.e_out),
             KEEP_ELEMENTS,
         )
-    room = LIMITS.within(u)
     if growth.e_out <= room:
         return unless_coherent(_within(verdict, growth, u, room), growth, u, look, room)
     coherence = look() if is_half_roundoff(u) else None
@@ -150,6 +158,10 @@ def judge_unseen(
         stands_out := _beside(verdict, growth, in_other_steps, LIMITS.beside_other_steps)
     ):
         return stands_out
+    if errors_before is None and (sight := coherence or look()) and sight.pattern:
+        size = f"differs by rel_l2 {growth.e_out:.2g}: {_not_rounding(sight)}"
+        words = f"{size}; here, or in what it was computed from, which was not recorded"
+        return _introduced(verdict, growth, "").replace(sentence=words)
     if errors_before is None:
         return _open(
             verdict,
@@ -169,6 +181,12 @@ def judge_unseen(
     if typical > max(far, LIMITS.growth * growth.e_in):
         why = f"more than {far:.2g}, which rounding leaves of no network that works"
         return _introduced(verdict, growth, why, is_whole=is_whole)
+    earlier = LIMITS.beside_other_steps * (math.inf if in_layer_before is None else in_layer_before)
+    if typical > max(room, earlier, LIMITS.growth * growth.e_in):
+        why = f"the same of the layer before differs by {in_layer_before:.2g}"
+        return _introduced(verdict, growth, why, is_whole=is_whole)
+    if growth.evidence == Evidence.STATISTICS:
+        return _open(verdict, _OF_STATISTICS.format(growth.e_out), KEEP_ELEMENTS)
     words = (
         f"differs by rel_l2 {growth.e_out:.2g}, the tensors before it by {growth.e_in:.2g}: more "
         f"than the {room:.2g} that rounding usually grows to, "
@@ -250,20 +268,23 @@ def _within(verdict: Verdict, growth: ErrorGrowth, u: float, room: float) -> Ver
 
 def _far(u: float, errors_before: Sequence[PairError]) -> float:
     """The error that no rounding makes. What is stored in float32 may have been computed in 16
-    bits, unless what came before did not.
+    bits, unless what came before did not; less is left to rounding where all of that is equal to
+    the bit, for then both runs have the same kernels.
     """
     if u > BFLOAT16_AND_COARSER or any(e.codes for e in errors_before):
         return LIMITS.far_16
-    exact = sum(
-        1
+    exact = [
+        e.value
         for e in errors_before
         if e.u > 0
         and not is_half_roundoff(e.u)
         and not is_half_roundoff(u)
-        and e.value is not None
-        and e.value <= LIMITS.within(e.u)
-    )
-    return LIMITS.far_seen if exact >= ENOUGH_IN_FLOAT32 else LIMITS.far
+        and e.inherited is not None
+        and e.inherited <= LIMITS.within(e.u)
+    ]
+    if len(exact) >= ENOUGH_EQUAL and not any(e.value for e in errors_before):
+        return LIMITS.far_equal
+    return LIMITS.far_seen if len(exact) >= ENOUGH_IN_FLOAT32 else LIMITS.far
 
 
 def _introduced(

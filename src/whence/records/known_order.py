@@ -246,6 +246,16 @@ def module_of(name: str) -> str:
     return match["module"] if match else ""
 
 
+def layer_before(name: str) -> list[str]:
+    """Returns the names of the same tensor one layer earlier: by each number in its name."""
+    return [
+        f"{name[: m.start()]}{str(int(m[0]) - 1).zfill(width)}{name[m.end() :]}"
+        for m in _NUMBER.finditer(name)
+        for width in (0, len(m[0]))
+        if int(m[0])
+    ]
+
+
 def are_gradients(names: Sequence[str]) -> bool:
     """Whether most of these are gradients of parameters."""
     return 2 * sum(bool(module_of(name)) for name in names) > len(names)
@@ -271,12 +281,33 @@ def _by_counter(traces: Sequence[Trace]) -> list[Chain]:
 
 
 def _by_entry(traces: Sequence[Trace]) -> list[Chain]:
-    """Positions in a file, unless they may result from sorting."""
+    """Positions in a file, unless they may result from sorting. What a model returns may state its
+    results in front of the layers that they come from.
+    """
     return [
-        [[n] for n in entries]
+        [[n] for n in _with_results_last(entries, traces)]
         for entries in _files(traces)
         if not _is_sorted([traces[n].name for n in entries])
     ]
+
+
+def _with_results_last(entries: Sequence[int], traces: Sequence[Trace]) -> list[int]:
+    places = {n: place for place, n in enumerate(entries)}
+    last: dict[str, int] = {}
+    for n in entries:
+        if match := _HIDDEN.search(traces[n].name):
+            last[traces[n].name[: match.start()]] = places[n]
+
+    def place(n: int) -> tuple[int, bool]:
+        match = _RETURNED.search(traces[n].name)
+        behind = last.get(traces[n].name[: match.start()], -1) if match else -1
+        return max(places[n], behind), behind > places[n]
+
+    return sorted(entries, key=place)
+
+
+_HIDDEN = re.compile(r"(?:\w*hidden_states|\w*attentions|past_key_values)\.\d+(?:\.\d+)?$")
+_RETURNED = re.compile(r"(?:logits|loss|last_hidden_state|pooler_output)$")
 
 
 def _by_sorted_entry(traces: Sequence[Trace]) -> list[Chain]:
@@ -535,11 +566,16 @@ def _is_sorted(names: Sequence[str]) -> bool:
     alphabet, and numbers do as well, as texts (with a bracket behind, too) or by value.
     """
     kids: dict[str, dict[str, None]] = defaultdict(dict)
+    last = ""
     for name in names:
         above = ""
         for part in _LEVEL.split(name):
+            whole = f"{above}.{part}"
+            if part in kids[above] and not f"{last}.".startswith(f"{whole}."):
+                return False  # sorting leaves together what is inside one module
             kids[above][part] = None
-            above = f"{above}.{part}"
+            above = whole
+        last = above
     return all(
         list(parts) in [sorted(parts, key=key) for key in (str, "{}]".format, _by_value)]
         for parts in kids.values()

@@ -13,6 +13,7 @@ from whence import judge
 from whence.comparison.verdicts.declared.tolerances import allows
 from whence.comparison.verdicts.pair_errors import PairErrors
 from whence.dtypes import is_half_roundoff
+from whence.judge.limits import ENOUGH_EQUAL
 from whence.records import Call, in_order, known_order
 from whence.records.marks import Mark, has_mark
 from whence.records.slots import is_written
@@ -234,7 +235,14 @@ class LabelJudge:
                 "its result, and no fault is read from it alone",
             )
         else:
-            verdict = judge.judge_unseen(verdict, growth, u, errors_before or None, look)
+            verdict = judge.judge_unseen(
+                verdict,
+                growth,
+                u,
+                errors_before or None,
+                look,
+                in_layer_before=self._in_layer_before(label),
+            )
             if verdict.verdict == VerdictKind.UNDETERMINED and self._is_rounded_gradient(
                 label, growth, u
             ):
@@ -251,6 +259,23 @@ class LabelJudge:
             if others:
                 break
         return judge.OtherSteps(after=others)
+
+    def _in_layer_before(self, label: Call) -> float | None:
+        """The largest error of the label of this name in the layer before."""
+        names = known_order.layer_before(label.scope)
+        before = (self._sizes.get((_step_of(label), name)) for name in names)
+        return next((size for size in before if size is not None), None)
+
+    @functools.cached_property
+    def _sizes(self) -> Mapping[tuple[_StepKey, str], float]:
+        """The largest error of the labels of a step, by name."""
+        labels = [self.paired.calls[call] for call in self._labels]
+        sizes = ((label, [e.value for e in self._errors(label)]) for label in labels)
+        return {
+            (_step_of(label), label.scope): max(known)
+            for label, values in sizes
+            if (known := [value for value in values if value is not None])
+        }
 
     @functools.cached_property
     def _by_place(self) -> Mapping[tuple[str, int], Sequence[tuple[str, float]]]:
@@ -338,9 +363,12 @@ def size_in_words(value: float | None) -> str:
 
 
 def _worst(errors: Sequence[judge.PairError]) -> list[judge.PairError]:
-    """The few errors that matter for the largest: the largest one of each kind of evidence, and one
-    unknown error if there is any.
+    """The few errors that matter for the largest: the largest one of each kind of evidence, one
+    unknown error if there is any, and a few of those that agree.
     """
     measured = sorted((e for e in errors if e.value is not None), key=lambda e: e.inherited or 0.0)
     unknown = [e for e in errors if e.value is None]
-    return [*{e.evidence: e for e in measured}.values(), *unknown[:1]]
+    largest = {e.evidence: e for e in measured}
+    few = {id(e): e for e in measured if e.u > 0}
+    kept = [*few.values()][: ENOUGH_EQUAL]
+    return [*kept, *(e for e in largest.values() if id(e) not in {*map(id, kept)}), *unknown[:1]]
