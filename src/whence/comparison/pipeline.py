@@ -116,6 +116,10 @@ STAGES: dict[str, Stage] = {
     "data flow": lambda verdicts, c: c.data_flow.judged(verdicts),
     # Steps of operators that nothing paired shows.
     "steps": lambda verdicts, c: c.neighbourhoods.with_steps(verdicts),
+    # Models of which not every operator was judged, in float64.
+    "functions": lambda verdicts, c: c.neighbourhoods.functions.judged(
+        verdicts, c.judge.replays.inside
+    ),
     # Models that were given different inputs prove little by their outputs.
     "root inputs": lambda verdicts, c: c.root_inputs.doubted(verdicts),
     # Elements that agree in other axes are another result, unless a map says that it is meant.

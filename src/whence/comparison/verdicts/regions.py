@@ -84,6 +84,7 @@ class RegionJudge:
         self._leaves = LeafEvidenceCollector(errors, parameters, self.unseen, self._drifts)
         self._segments = SegmentEvidenceCollector(errors, parameters, self.unseen, positions)
         self._segment_judge = SegmentJudge(self.replays, self._indices)
+        self.located = self._segment_judge.located
 
     @property
     def first(self) -> Mapping[int, int]:

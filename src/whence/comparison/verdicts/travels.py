@@ -30,6 +30,7 @@ from whence.comparison.verdicts.channel_factors import (
     factor_in_words,
     uneven_parameters,
 )
+from whence.comparison.verdicts.model_functions import ModelFunctions
 from whence.comparison.verdicts.operator_steps import OperatorSteps
 from whence.comparison.verdicts.own_inputs import CallsOnOwnInputs
 from whence.comparison.verdicts.pair_errors import PairErrors
@@ -121,6 +122,13 @@ class Neighbourhoods:
             OperatorSteps(errors.paired, self._sides)
             if self._sides is not None and align.has_operators(self._sides.reference.run)
             else None
+        )
+        self.functions = ModelFunctions(
+            errors,
+            regions,
+            self._sides,
+            functools.partial(self._held, {}),
+            judge_of_regions.located,
         )
         # Tensors without calls are judged along the whole of the reference already.
         self._shown_alone = judge_of_regions.sparse.calls
@@ -300,10 +308,29 @@ class Neighbourhoods:
             if outcome in (Outcome.TAKEN_BACK, Outcome.IN_PLACE):
                 words = self._change_in_words(region, verdict, stretch)
                 return acquitted(verdict, VerdictKind.OTHER_FORM, outcome, stretch, words)
+        if exact := self._as_functions(region, verdict, start):
+            return exact
         if outcome == Outcome.NO_EFFECT and stretch is not None and stretch.pair.call.parent < 0:
             sentence = f"{verdict.sentence}; no effect at the outputs on these inputs"
             return verdict.replace(sentence=sentence)
         return verdict
+
+    def _as_functions(self, region: Region, verdict: Verdict, start: int) -> Verdict | None:
+        """The verdict of a suspect inside a call that is one function in both runs; None where it
+        stands.
+        """
+        if verdict.verdict != VerdictKind.INTRODUCED or self._sides is None:
+            return None
+        around = self._paired_around(start)
+        outcome, call = self.functions.acquitted(self._pairs_of(region, verdict), around)
+        if call is None:
+            return None
+        words = f"in float64 both runs are one function up to the end of {call.module_name}"
+        if outcome == Outcome.IN_PLACE:
+            words = f"{words}, and make the same here: its operators round more"
+            return verdict.withdrawn(VerdictKind.PRECISION, f"{verdict.sentence}; {words}")
+        words = f"another form: it differs here, is taken back, and {words}"
+        return verdict.withdrawn(VerdictKind.OTHER_FORM, f"{words}; {verdict.sentence}")
 
     def _is_cut_otherwise(self, call: Call, verdict: Verdict) -> bool:
         """Whether a verdict rests on error growth between tensors that alignment cut, in a module
