@@ -18,6 +18,7 @@ from whence.comparison.options import CompareOptions
 from whence.comparison.paired_runs import PairedRuns
 from whence.comparison.prepare import rewritten_modules
 from whence.comparison.prepare.bits_of_bfloat16 import with_numbers
+from whence.comparison.prepare.gradient_names import with_gradients_of_parameters
 from whence.comparison.prepare.labels import plain
 from whence.comparison.prepare.opened_containers import with_containers_of_both
 from whence.comparison.prepare.stored_precision import StoredPrecisionRun, as_computed
@@ -116,7 +117,7 @@ def prepare(reference: Run, target: Run, options: CompareOptions) -> PreparedRun
     if modules is not None:
         aligned = align.align(*modules, match=options.match, user_map=options.chart, inside=within)
     aligned = rewritten_modules.judged_by_module(aligned, options.match, options.chart)
-    aligned = with_containers_of_both(aligned)
+    aligned = with_gradients_of_parameters(with_containers_of_both(aligned))
     if sentences:
         plan = msgspec.structs.replace(aligned.plan, notes=(*sentences, *aligned.plan.notes))
         aligned = align.Aligned(aligned.reference, aligned.target, plan)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
@@ -14,7 +15,7 @@ from whence.comparison.prepare.masks import UnifiedMasks, hide_the_same, unify_m
 from whence.comparison.tasks import measuring
 from whence.dtypes import Array
 from whence.errors import ElementsMissing
-from whence.records import Call, Record, children, marks, region
+from whence.records import Call, Record, children, in_order, marks, region
 from whence.records.marks import Mark
 from whence.records.slots import (
     is_input,
@@ -22,6 +23,7 @@ from whence.records.slots import (
     is_param,
     is_written,
     param_name,
+    parameter_path,
     split_child,
 )
 from whence.records.views import CachedRun
@@ -258,7 +260,7 @@ class PairedRuns:
 
     def inner_parameter(self, partner: Call, inner: Call, slot: str) -> SlotPair | None:
         """The pair of a parameter of a call without a partner: one that the target's call has
-        itself, under the same name.
+        itself, under the same name, or which held the same elements first.
         """
         parameters = self._parameters.get(partner.id)
         if parameters is None:
@@ -271,12 +273,37 @@ class PairedRuns:
         )
         scope = align.normal_scope(partner.scope)
         record = parameters.get(name.removeprefix(f"{scope}.") if scope else name)
+        if record is None:
+            content = self._first_content["reference"].get(parameter_path(inner.scope, slot))
+            alike = [
+                ref.record
+                for ref in partner.slots("param")
+                if content
+                and self._first_content["target"][parameter_path(partner.scope, ref.slot)]
+                == content
+            ]
+            record = alike[0] if len(alike) == 1 else None
         own_record = inner.by_slot.get(slot)
         return (
             SlotPair(slot, slot, own_record, record)
             if record is not None and own_record is not None
             else None
         )
+
+    @functools.cached_property
+    def _first_content(self) -> dict[str, dict[str, tuple[str, tuple[int, ...]] | None]]:
+        """By side and name of a parameter, its hash and shape at the first call that reads it: what
+        a training changes later is told by it. None of one without a hash.
+        """
+        content: dict[str, dict[str, tuple[str, tuple[int, ...]] | None]] = {}
+        for side, run in (("reference", self.reference), ("target", self.target)):
+            first = content[side] = {}
+            for call in in_order(run.calls):
+                for ref in call.slots("param"):
+                    record = run.records[ref.record]
+                    key = (record.hash, record.shape) if record.hash else None
+                    first.setdefault(parameter_path(call.scope, ref.slot), key)
+        return content
 
     def all_same(self, index: int, slots: Iterable[str]) -> bool:
         pairs = [self.slot(index, slot) for slot in slots]

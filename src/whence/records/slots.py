@@ -200,6 +200,11 @@ def param_name(text: str) -> str:
     return text.removeprefix("param.")
 
 
+def parameter_path(scope: str, text: str) -> str:
+    """Returns the name that a model gives a parameter: the module's and its own."""
+    return f"{scope}.{param_name(text)}".removeprefix(".")
+
+
 def is_cache(text: str) -> bool:
     """Whether its name is that of a cache ("output.past_key_values.layers.0.keys")."""
     return text.split(".")[1] in CACHES if "." in text else False
