@@ -232,7 +232,7 @@ FOLDERS = {
             "accept",
             "operator_fuzz",
         },
-        {"ladder", "recipe"},
+        {"ladder", "recipe", "layers"},
     ],
 }
 # What shows itself in a notebook finds the renderer by name, in methods only.
