@@ -39,8 +39,9 @@ class Limits:
     error that rounding may cause over any number of unrecorded operators, in unit roundoffs
     (judge.unseen); far_16, far, far_seen, far_equal: the relative error that rounding never
     causes: in bfloat16 and coarser, in finer dtypes that may hide bfloat16, in float32 where
-    earlier tensors show that no bfloat16 is hidden, and where all earlier ones are bitwise equal. flip: gap between two logits that rounding can close,
-    in standard deviations of a logit's own error (judge.logits). formula: difference of the
+    earlier tensors show that no bfloat16 is hidden, and where all earlier ones are bitwise equal.
+    flip: gap between two logits that rounding can close, in standard deviations of a logit's own
+    error (judge.logits). formula: difference of the
     programs of both runs in float64, in unit roundoffs of the target's output;
     formula_written_anew: its minimum where more than constants differ. stands_out: rho of a 16-bit
     result over that of its siblings, from which on they are evidence against it.

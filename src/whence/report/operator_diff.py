@@ -7,7 +7,6 @@ import re
 from collections import Counter
 from typing import Any
 
-from whence.frameworks.operator_names import base_name
 from whence.report.document import Document, Table, answering
 from whence.report.tables import cell, clean, count, csv_text, listed, number, shortened, size
 from whence.results import CauseKind, Comparison, Finding
@@ -131,7 +130,7 @@ def tested_text(diff: Any, recorded: Comparison | None = None) -> Document:
 
 def _of_finding(finding: Finding, diff: Any) -> str:
     """What the tests of an operator at fault say of it."""
-    rows = [r for r in diff.rows if base_name(r.either.op) == finding.op_type]
+    rows = [r for r in diff.rows if finding.op_type in r.either.op.split(".")]
     passed = [row.passed for row in rows]
     if not rows or None in passed:
         return f"{finding.op_type}: no test of it was compared"
