@@ -78,7 +78,9 @@ def folder(tmp_path_factory):
     ):
         text = (here / f"{name}.json").read_text()
         assert text.count(old) == (1 if name != "coded" else 4)
-        (here / f"{name}_fault.json").write_text(new.join(text.rsplit(old, 1)))
+        # names of parameters count the layers of their process
+        renamed = text.replace("codes_", "dodes_")
+        (here / f"{name}_fault.json").write_text(new.join(renamed.rsplit(old, 1)))
         (here / f"{name}_fault.pdiparams").write_bytes((here / f"{name}.pdiparams").read_bytes())
     wanted = [
         ("ref", "model", PLAIN),

@@ -331,8 +331,11 @@ def _weights(
     folded, other_folded = (
         folded_weights(run, program, root or None) for program, run in (reference, target)
     )
-    equal = {name: hash_ for name, hash_ in folded.items() if other_folded.get(name) == hash_}
-    return equal | seen, equal | other_seen
+    equal = set(folded.values()) & set(other_folded.values())
+    return (
+        {name: hash_ for name, hash_ in folded.items() if hash_ in equal} | seen,
+        {name: hash_ for name, hash_ in other_folded.items() if hash_ in equal} | other_seen,
+    )
 
 
 def _of_either(finding: Finding) -> Finding:
