@@ -88,6 +88,19 @@ def test_a_limit_that_hides_files_is_named(tmp_path, literal):
     assert f"set {LIMIT}=3" in whys[2]
 
 
+def test_a_layer_beside_it_is_no_later_token_of_a_limited_library(tmp_path):
+    """The library writes the first token only; its layers follow each other as tokens would."""
+    files = ["0_Model/0_Layer/out.npy", "0_Model/1_Layer/out.npy"]
+    labels = labels_of(tmp_path, files * 2)
+    for layer, file in enumerate(files):
+        save(tmp_path / file, np.full(4, layer), labels[layer].at - 10**6)
+    first, whys = found(tmp_path, labels, most=1)
+    assert first == [0, 1, None, None]
+    assert all(
+        why.startswith(f"{LIMIT}=1 hides it: this line was reached 2 times") for why in whys[2:]
+    )
+
+
 def test_a_white_list_that_hides_a_file_is_named(tmp_path):
     profile = Profile(variables={"LIBRARY_ONLY": "{runner}"}, places=("{file}",))
     library = Library("lib", profile, str(tmp_path), {"LIBRARY_ONLY": "NormRunner, 线性Runner"})

@@ -34,7 +34,7 @@ from whence.instrument.labels.labels import (
     described,
     left_over,
 )
-from whence.instrument.labels.library import Library, anywhere, decoded, encoded, load
+from whence.instrument.labels.library import anywhere, decoded, encoded, load
 from whence.instrument.launch.launcher import ENVIRONMENT, LaunchExtras
 from whence.records import Call, Ref
 
@@ -273,6 +273,9 @@ def _record(writer: Any, label: FoundLabel, keep: str) -> int:
 _OLDER_S = 2.0  # file systems' clocks
 _CLOCK_NS = 10_000_000  # so much later than its stamp says a file may have been written
 
+_COUNTER = re.compile(r"^\d+_")
+"""Matches the number in front of a path, which may count tokens."""
+
 _Shapes = Callable[[], Mapping[tuple[str, str], tuple[int, ...]]]
 """The shapes of labels with a tensor, by task and id."""
 
@@ -364,29 +367,27 @@ def _looked_up(
             found_label.why = (
                 f"{where.hides(label.file)}{label.file} never appeared (not at {tried[-1]}{also})"
             )
+    limit = chosen_library.limit if chosen_library is not None else None
     for files_, labels in of_file.items():
-        _share(files_, labels, shapes)
-    _tell_limit(out, chosen_library)
+        _share(files_, labels, shapes, limit[1] if limit is not None else len(labels))
+    if limit is not None:
+        _tell_limit(out, *limit)
     return out
 
 
-def _tell_limit(labels: Sequence[FoundLabel], library: Library | None) -> None:
+def _tell_limit(labels: Sequence[FoundLabel], variable: str, most: int) -> None:
     """Tell labels without a tensor that the library's token limit hides it, where that is the
-    reason.
+    reason. Labels of one line and one file follow each other token by token.
     """
-    limit = library.limit if library is not None else None
-    if limit is None:
-        return
-    variable, most = limit
-    lines = Counter(label.code for label in labels)
-    before: Counter[str] = Counter()
-    for label in labels:
-        if label.source is None and not label.overwritten and before[label.code] >= most:
+    places = [(label.code, _COUNTER.sub("", label.file)) for label in labels]
+    tokens, before = Counter(places), Counter[tuple[str, str]]()
+    for label, place in zip(labels, places, strict=True):
+        if label.source is None and not label.overwritten and before[place] >= most:
             label.why = (
-                f"{variable}={most} hides it: this line was reached {lines[label.code]} times, "
-                f"set {variable}={lines[label.code]}; {label.why}"
+                f"{variable}={most} hides it: this line was reached {tokens[place]} times, "
+                f"set {variable}={tokens[place]}; {label.why}"
             )
-        before[label.code] += 1
+        before[place] += 1
 
 
 def _matches(pattern: str) -> list[Path]:
@@ -401,12 +402,18 @@ def _matches(pattern: str) -> list[Path]:
     )
 
 
-def _share(files: tuple[Path, ...], labels: list[FoundLabel], shapes: _Shapes) -> None:
+def _share(files: tuple[Path, ...], labels: list[FoundLabel], shapes: _Shapes, most: int) -> None:
     """Assign the tensors of these files to the labels that refer to them.
+
+    most: of so many tokens the library writes; labels of later ones have no tensor.
 
     A library overwrites one file, appends to it, uses a folder for each token, or writes once. If
     the number in front of a folder counts tokens, every label names the folder of the first token.
     """
+    for label in labels[most:]:
+        label.why = f"{files[0]} is of an earlier token: nothing was written there for this label"
+        label.late = False
+    labels = labels[:most]
     sources: list[StoredTensor] = []
     try:
         if len(files) == 1 < len(labels):
