@@ -20,4 +20,4 @@ for turn in range(3):
 """
 folder()
 write("chat.py", CHAT)
-names(run('whence ait debug compare aclcmp --exec "python chat.py"'), "FAULT", "task1", "0.05")
+names(run('whence ait debug compare aclcmp --exec "python chat.py"'), "FAULT", "task1", "by 1.05")

@@ -129,9 +129,10 @@ def test_what_a_whole_tensor_is_multiplied_by_stands_in_the_table(run):
         pair("in half", a.half(), a.half() * 1.05)
         pair("noise", a, a + 1e-3 * torch.randn(8, 64, generator=torch.Generator().manual_seed(1)))
         pair("equal", a, a)
-    whence.compare_labels(run, output=run.parent / "cmp")
+    result = whence.compare_labels(run, output=run.parent / "cmp")
     why = {name: row["cmp_fail_reason"] for name, row in table(run.parent / "cmp").items()}
     assert why["scaled#0"] == "target: everything is multiplied by 1.05"
+    assert "everything is multiplied by 1.05; " in result.findings[0].sentence
     assert why["in half#0"].startswith("target: everything is multiplied by 1.05")
     assert (why["noise#0"], why["equal#0"]) == ("", "")
 

@@ -18,6 +18,7 @@ from whence.workflows.saved import AnyPath, AnyRun, as_run, check_output, storin
 
 if TYPE_CHECKING:
     from whence.comparison.prepare.label_sides import Label, TensorMatcher
+    from whence.dtypes import Array
     from whence.records import Run
 
 _SHOWN = 3  # sentences of a kind
@@ -95,8 +96,42 @@ def labels_compared(
         target_run,
         CompareOptions(replay=False, strict=strict, match="exact", stated=True, progress=progress),
     )
-    result = msgspec.structs.replace(result, levels=tuple(_levels(result, compared)))
+    pairs = result.plan.pairs
+    findings = [_with_pattern(f, compared[pairs[f.pair].reference]) for f in result.findings]
+    levels = tuple(_levels(result, compared))
+    result = msgspec.structs.replace(result, findings=tuple(findings), levels=levels)
     return _with_alone(result, rows, notes, _not_reached(runs)), rows
+
+
+def _with_pattern(finding: Finding, row: TensorMatcher) -> Finding:
+    """The finding with what all its elements show ("everything is multiplied by 1.05")."""
+    arrays = _arrays(row)[0]
+    is_whole = len(arrays) == 2 and arrays[0].shape == arrays[1].shape
+    pattern = _pattern(*arrays) if is_whole else ""
+    if not pattern or pattern in finding.sentence:
+        return finding
+    return msgspec.structs.replace(finding, sentence=f"{pattern}; {finding.sentence}")
+
+
+def _pattern(reference: Array, target: Array) -> str:
+    """What an error looks like in all elements, in words; "" for none."""
+    from whence import dtypes, judge
+
+    u = dtypes.coarser(dtypes.of(reference).name, dtypes.of(target).name)
+    sight = judge.sight(reference, target, u, judge.LIMITS.within(u))
+    return sight.pattern if sight is not None else ""
+
+
+def _arrays(row: TensorMatcher) -> tuple[list[Array], str]:
+    """The tensors of a pair that have elements, and why one has none."""
+    arrays, why = [], ""
+    for side, label in (("reference", row.reference), ("target", row.target)):
+        try:
+            if label is not None:
+                arrays.append(label.run.array(label.call.refs[0].record))
+        except ElementsMissing as error:
+            why = why or (f"{side}: {label.record.why or error}" if label is not None else "")
+    return arrays, why
 
 
 def _levels(result: Comparison, rows: Sequence[TensorMatcher]) -> Iterator[str]:
@@ -268,25 +303,16 @@ def write_table(rows: Sequence[TensorMatcher], folder: Path) -> None:
 
 def _row(row: TensorMatcher) -> ViewRow:
     """The row of the table for one pair."""
-    from whence import dtypes, judge
     from whence.comparison.views import aclcmp
     from whence.comparison.views.formulas import Figures
 
-    why, arrays = row.why, []
-    for side, label in (("reference", row.reference), ("target", row.target)):
-        try:
-            if label is not None:
-                arrays.append(label.run.array(label.call.refs[0].record))
-        except ElementsMissing as error:
-            why = why or f"{side}: {label.record.why or error}" if label is not None else why
+    arrays, missing = _arrays(row)
+    why = row.why or missing
     figures: Figures = {}
     if len(arrays) == 2:
-        a, b = arrays
-        figures, why = aclcmp.figures(a, b)
-        u = dtypes.coarser(dtypes.of(a).name, dtypes.of(b).name)
-        sight = judge.sight(a, b, u, judge.LIMITS.within(u))
-        if not why and sight is not None and sight.pattern:
-            why = f"target: {sight.pattern}"
+        figures, why = aclcmp.figures(*arrays)
+        if not why and (pattern := _pattern(*arrays)):
+            why = f"target: {pattern}"
     sides = (row.reference, row.target)
     # A file that never appeared has nothing to show; a row needs one side that names it.
     some = any(label is not None and label.record.dtype for label in sides)
