@@ -58,5 +58,12 @@ commit("Use tanh for the gate")
 write("README", "A model with another gate.\n")
 commit("Say what the gate is")
 said = run("whence commits -o out good HEAD --bisect --texts predict.json -- python ask.py")
-names(said, "BROKEN BY", "Use tanh for the gate", "changes", "the answers to prompts")
+names(
+    said,
+    "BROKEN BY",
+    "Use tanh for the gate",
+    "changes",
+    "the answers to prompts",
+    "in place of sigmoid",
+)
 assert "tanh (operator 1 of 3) runs only in the target in place of sigmoid" in said

@@ -117,7 +117,8 @@ def test_a_finding_stands_beside_the_answers_that_it_changes(
     words = ["old", "HEAD", "--texts", "answers.json", "--", "python"]
     assert execute(["commits", "-o", str(tmp_path / "out"), *words]) == 1
     screen = capsys.readouterr().out
-    name = re.search(r"changes +the answers to prompts 1, 3: (.+)", screen)[1]
+    name, why = re.search(r"changes +the answers to prompts 1, 3: (.+) \((.+)\)\n", screen).groups()
+    assert f"  evidence         {why}" in screen
     said = ["commits", "-o", str(tmp_path / "json"), "--format", "json", *words]
     assert execute(said) == 1
     whole = json.loads(capsys.readouterr().out)
@@ -133,6 +134,24 @@ def test_folders_stand_for_commits(repository, tmp_path, capsys):
     assert execute([*words[:3], "--format", "json", "old", ".", "--", "python"]) == 1
     said = json.loads(capsys.readouterr().out)
     assert (said["status"], said["second"]["given"], said["broken_by"]) == ("different", ".", "")
+
+
+def test_environments_run_the_command_here(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    asked = []
+
+    def capture(program, path):
+        asked.append((program.cwd, program.environment()["PATH"].partition(":")[0]))
+        (tmp_path / "scale").write_text(str(len(asked)))
+        runs_what_is_there(program, path)
+
+    monkeypatch.setattr(Command, "capture", capture)
+    for name in ("old", "new"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "pyvenv.cfg").write_text("")
+    result = commits("old", "new", ["python"], output="out")
+    assert asked == [(str(tmp_path), str(tmp_path / name / "bin")) for name in ("old", "new")]
+    assert result.comparison.status == "different"
 
 
 @pytest.mark.parametrize(

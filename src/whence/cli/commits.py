@@ -5,10 +5,12 @@
     whence commits -o DIR v1.4 HEAD --texts predict.json --expected golden.json -- python ask.py
     whence commits -o DIR v1.4 HEAD --bisect -- python infer.py
     whence commits -o DIR ../old-checkout . -- python infer.py
+    whence commits -o DIR old/venv new/venv -- python infer.py
 
-FIRST is the reference. Each commit is checked out beside the repository, which is not touched, the
-command runs there, captured, and the checkout is removed. Modules are taken from it (it and its src
-come first in PYTHONPATH). With --bisect, the first commit behind FIRST that is different is named.
+FIRST is the reference. Both are commits, folders to run in, or virtual environments to run with.
+Each commit is checked out beside the repository, which is not touched, the command runs there,
+captured, and the checkout is removed. Modules are taken from it (it and its src come first in
+PYTHONPATH). With --bisect, the first commit behind FIRST that is different is named.
 
 Exit code: 0 the same, 1 different, 2 undecided, 3 when the command computes nothing.
 """

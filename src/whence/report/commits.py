@@ -31,11 +31,11 @@ def _sides(result: Any) -> Document:
     for name, side in (("first", result.first), ("second", result.second)):
         code = "" if side.exit_code == 0 else f"exit code {side.exit_code}"
         yield f"  {name}", spaced(side.commit or side.given, code, side.run)
+    evidence = {f.name: f.sentence.partition("; ")[0] for f in result.comparison.findings}
     for finding, prompts in result.behind.items():
-        yield (
-            "  changes",
-            f"the answers to prompts {listed(list(map(str, prompts)), 10)}: {finding}",
-        )
+        numbers = listed(list(map(str, prompts)), 10)
+        why = f" ({evidence[finding]})" if finding in evidence else ""
+        yield "  changes", f"the answers to prompts {numbers}: {finding}{why}"
     for note in result.notes:
         yield f"note: {note}"
 

@@ -86,8 +86,8 @@ def commits(
     tell: Tell = lambda _: None,
     **files: Unpack[Files],
 ) -> Commits:
-    """Run `command` on two commits of the repository around this folder, or in two folders, and
-    compare what it computes.
+    """Run `command` on two commits of the repository around this folder, in two folders, or in this
+    folder with two virtual environments, and compare what it computes.
 
     output: a new folder for the runs. A commit is checked out beside the repository, which is not
     touched, and removed again. bisect: name the first commit behind `first` that is different.
@@ -226,11 +226,16 @@ class _Work:
         from whence.workflows.rerun import Command
 
         self._tell(f"running {self._command[0]} ... on {given}")
-        with self._checkout(sha) if sha else contextlib.nullcontext(Path(given)) as folder:
+        is_environment = not sha and Path(given, "pyvenv.cfg").is_file()
+        here = Path.cwd() if is_environment else Path(given)
+        with self._checkout(sha) if sha else contextlib.nullcontext(here) as folder:
             top = Path(folder).absolute()
             place = top / Path.cwd().relative_to(self._top) if sha else top
             paths = [str(top), str(top / "src"), os.environ.get("PYTHONPATH", "")]
             variables = {"PYTHONPATH": os.pathsep.join(filter(None, paths))}
+            if is_environment:
+                programs = str(Path(given, "bin").absolute()), os.environ.get("PATH", os.defpath)
+                variables["PATH"] = os.pathsep.join(programs)
             program = Command(
                 self._command, str(place), exit_codes=_ANY_EXIT_CODE, variables=variables
             )
