@@ -13,6 +13,7 @@ import stat
 import subprocess
 import sys
 import textwrap
+import threading
 import time
 import types
 from pathlib import Path
@@ -22,7 +23,7 @@ import pytest
 from whence import errors, extras, store
 from whence.errors import CaptureError
 from whence.instrument.framework import set_determinism
-from whence.instrument.launch import interpreter, outcome, redaction
+from whence.instrument.launch import child_process, interpreter, outcome, redaction
 from whence.instrument.launch import launcher as launch
 from whence.instrument.launch.child_process import EndedProcess
 from whence.instrument.options import CaptureOptions, make
@@ -380,6 +381,32 @@ def in_terminal(place, script, keys=b""):
 
 
 @pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")
+@pytest.mark.parametrize("is_step", [True, False])
+def test_a_command_that_handles_ctrl_c_interrupts_what_it_is_a_step_of(tmp_path, is_step):
+    ready, script = tmp_path / "ready", tmp_path / "asks.py"
+    script.write_text(
+        "import pathlib, signal, sys, time\n"
+        "signal.signal(signal.SIGINT, lambda n, frame: sys.exit(2))\n"
+        f"pathlib.Path({str(ready)!r}).touch()\ntime.sleep(60)\n"
+    )
+
+    def interrupt():
+        while not ready.exists():
+            time.sleep(0.01)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    thread = threading.Thread(target=interrupt)
+    thread.start()
+    with (tmp_path / "log").open("wb") as log:
+        words, environment = [sys.executable, str(script)], dict(os.environ)
+        if is_step:
+            with pytest.raises(KeyboardInterrupt):
+                child_process.execute(words, environment, log)
+        else:
+            assert child_process.execute(words, environment).exit_code == 2
+    thread.join()
+
+
 def test_the_terminal_is_kept(place):
     script = place.script("""
         import os, sys, torch

@@ -38,13 +38,17 @@ def execute(
 
     A Ctrl-C at the terminal reaches the child by itself (same process group) and is not sent again;
     a signal sent to this process alone is. log: a file that takes stdout and stderr instead; stdin
-    is empty then. Raises CaptureError when the command cannot be started.
+    is empty then, and the command is a step of ours: Ctrl-C ends this process too, whatever exit
+    code a command that handles it (pytest) has. Raises CaptureError when the command cannot be
+    started, KeyboardInterrupt.
     """
     began = time.monotonic()
     child: subprocess.Popen[bytes] | None = None
     early: list[int] = []
+    received: set[int] = set()
 
     def relay(signum: int, _frame: FrameType | None) -> None:
+        received.add(signum)
         if child is None:
             early.append(signum)
         elif not sentinel.saw(signum):
@@ -58,6 +62,8 @@ def execute(
         for signum in early:
             relay(signum, None)
         status = child.wait()
+    if log is not None and signal.SIGINT in received:
+        raise KeyboardInterrupt
     return EndedProcess(status if status >= 0 else 128 - status, time.monotonic() - began)
 
 
