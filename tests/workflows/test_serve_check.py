@@ -18,6 +18,8 @@ from whence.report.serving_page import serving_html
 torch = pytest.importorskip("torch")
 from torch import nn  # noqa: E402
 
+from whence.workflows.serving.torch.listening import Piece, Schedule, pieces  # noqa: E402
+
 pytestmark = pytest.mark.torch
 
 VOCABULARY, WIDTH, HEADS, LAYERS, TOKENS = 50, 32, 2, 3, 8
@@ -315,6 +317,43 @@ def test_a_sampler_that_takes_another_token_is_at_fault_where_logits_are_right()
     engine.pick = lambda logits: int(logits.topk(2).indices[1])
     fault = checked(engine).fault
     assert (fault.stage, fault.tensor) == ("sampler", "tokens")
+
+
+def test_tokens_that_are_reported_otherwise_than_they_went_on_are_the_samplers():
+    engine = Engine()
+    generate = engine.generate
+
+    def reported(prompts, count):
+        answers = generate(prompts, count)
+        return [[(t + 3) % VOCABULARY if n > 2 else t for n, t in enumerate(a)] for a in answers]
+
+    engine.generate = reported
+    fault = checked(engine).fault
+    assert (fault.stage, fault.step, fault.tensor) == ("sampler", 3, "tokens")
+
+
+def test_tokens_of_others_at_a_position_that_a_request_passed_are_not_its_own():
+    schedule = Schedule([[7, 8, 9, 5, 6], [3, 9, 4, 2]])
+
+    def place(tokens, position):
+        found = schedule.segments([Piece(0, (0, len(tokens)), tokens, position)])
+        return [(segment.request, segment.start) for segment in found]
+
+    assert place([7, 8, 9, 5], 0) == [(0, 0)]
+    assert place([3, 9], 0) == [(1, 0)]
+    assert place([9], 2) == []  # of the second, which reported 4; the first is further
+    assert schedule.unmatched == 1
+    assert place([6], 4) == [(0, 4)]
+    assert place([7, 8, 9], 0) == [(0, 0)]  # computed anew
+
+
+def test_requests_in_one_row_without_cuts_are_told_by_their_positions():
+    ids = torch.tensor([[7, 8, 9, 3, 9]])
+    cut = pieces(ids, {"position_ids": torch.tensor([[0, 1, 2, 0, 1]])})
+    assert [(piece.columns, piece.position) for piece in cut] == [((0, 3), 0), ((3, 5), 0)]
+    padded = pieces(torch.tensor([[0, 0, 7, 8], [3, 9, 4, 2]]),
+                    {"position_ids": torch.tensor([[0, 0, 0, 1], [0, 1, 2, 3]])})  # fmt: skip
+    assert [piece.columns for piece in padded] == [(2, 4), (0, 4)]
 
 
 def nucleus(logits, share):

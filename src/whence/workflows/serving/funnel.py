@@ -245,7 +245,7 @@ class Funnel:
             logits = dict(zip(places, rows))
             truth = self._forced.truth(request.sequence, modules=False)
             check = self._checked(number, request, logits, truth)
-            is_right = _is_right(check, truth)
+            is_right = _is_right(check, truth, logits.get(len(request.prompt) - 1 + check.first))
             return _Score(
                 check,
                 is_right,
@@ -551,8 +551,13 @@ def _logits_error(own: Array, right: Array) -> float:
     return float(distances(own[None, :width], right[None, :width])[0])
 
 
-def _is_right(check: RequestCheck, truth: Truth) -> bool:
-    """Whether the logits of a prompt are right, so that only its tokens are wrong."""
+def _is_right(check: RequestCheck, truth: Truth, first: Array | None) -> bool:
+    """Whether the logits of a prompt are right, so that only its tokens are wrong. first: the
+    logits of the first wrong token; what follows it may be of another text than was reported.
+    """
+    if check.first >= 0 and first is not None:
+        right = truth.logits[check.first - check.tokens - 1]
+        return _logits_error(first, right) <= _allowed_logits(truth)
     return check.error is not None and check.error <= _allowed_logits(truth)
 
 
@@ -1153,6 +1158,15 @@ def _other_heads(wrong: WrongRows) -> str:
     return "hold other heads: " + ", ".join(f"{h} holds {p}" for h, p in order.items())
 
 
+def _rounded(wrong: WrongRows) -> str:
+    """Detect rows that are right but for an error of a few percent without a factor."""
+    factors = (wrong.rows * wrong.truth).sum(-1) / np.maximum((wrong.truth**2).sum(-1), 1e-30)
+    errors = distances(wrong.rows, wrong.truth)
+    if not np.median(np.abs(factors - 1)) < 0.2 * np.median(errors) < 0.02:
+        return ""
+    return f"are off by {np.median(errors):.2g} of their size: are they kept in fewer bits?"
+
+
 def _factor(wrong: WrongRows) -> str:
     """Detect a constant factor, for all rows or for each head."""
     with np.errstate(all="ignore"):
@@ -1228,7 +1242,7 @@ def _constant(values: Array, value: float | None = None) -> bool:
 
 
 _LAWS: tuple[Callable[[WrongRows], str], ...] = (
-    _zeros, _elsewhere, _scale, _factor, _rotation, _other_heads, _other_place,
+    _zeros, _elsewhere, _rounded, _scale, _factor, _rotation, _other_heads, _other_place,
 )  # fmt: skip
 
 

@@ -99,6 +99,7 @@ class Listening:
         self._hooks: list[Any] = []
         self._caches: dict[int, Any] = {}
         self._heard: list[tuple[list[Piece], dict[int, Array]]] = []
+        self._padded: dict[int, int] = {}
         self._scopes: list[str] = []
         self._inside = contextlib.ExitStack()
 
@@ -318,7 +319,10 @@ class Listening:
         for kind, tensor in zip((Kind.K_READ, Kind.V_READ), states):
             for segment in call.segments:
                 if segment.request in self._requests:
-                    slots = _slots(call, segment, tensor.shape[2], cuts)
+                    if segment.start == 0:
+                        self._padded[segment.request] = segment.columns[0]
+                    padded = self._padded.get(segment.request, 0)
+                    slots = _slots(call, segment, tensor.shape[2], cuts, padded)
                     if slots is not None:
                         rows = _host(tensor[segment.row, :, slots]).swapaxes(0, 1)
                         trace = self.traces[segment.request]
@@ -341,10 +345,11 @@ def _logits_of(call: _Call, logits: torch.Tensor) -> dict[int, torch.Tensor]:
     return {at: rows[at] for at in ends} if len(rows) == len(ends) else {}
 
 
-def _slots(call: _Call, segment: Segment, held: int, cuts: Any) -> list[int] | None:
+def _slots(call: _Call, segment: Segment, held: int, cuts: Any, padded: int) -> list[int] | None:
     """Positions of the cache's output that belong to a segment, in order; None when unknown.
 
-    held: number of positions returned. cuts: ends of each request, for a batch in one row.
+    held: number of positions returned. cuts: ends of each request, for a batch in one row. padded:
+    how many tokens of padding were before its first one.
     """
     if isinstance(cuts, torch.Tensor):
         ends = cuts.tolist()
@@ -352,7 +357,9 @@ def _slots(call: _Call, segment: Segment, held: int, cuts: Any) -> list[int] | N
             return list(range(*segment.columns))
         return list(range(ends[segment.at], ends[segment.at + 1]))
     real = real_slots(call.kwargs, segment.row, call.shape[1])
-    slots, total = (real.slots, real.total) if real else (list(range(segment.end)), segment.end)
+    first = padded if held >= padded + segment.end else 0
+    alone = list(range(first, first + segment.end)), first + segment.end
+    slots, total = (real.slots, real.total) if real else alone
     if held < total:  # a window
         slots = [slot - total + held for slot in slots if slot >= total - held]
     return slots
@@ -443,7 +450,12 @@ class Schedule:
             if request not in used
             for start in self._starts(request, sequence, piece)
         ]
-        return min(places, key=lambda place: self._rank(place, piece), default=(-1, -1))
+        request, start = min(places, key=lambda place: self._rank(place, piece), default=(-1, -1))
+        is_back = request >= 0 and 0 < start < self._ends[request]
+        ends = (end for other, end in enumerate(self._ends) if other not in used)
+        if is_back and piece.position in ends:
+            return -1, -1  # a request that is to go on here got a token that it did not report
+        return request, start
 
     def _starts(self, request: int, sequence: list[int], piece: Piece) -> list[int]:
         count = len(piece.tokens)
@@ -474,12 +486,22 @@ def pieces(ids: torch.Tensor, kwargs: Mapping[str, Any]) -> list[Piece]:
             own = [slot - real.total + len(tokens) for slot in real.slots]
             own = [column for column in own if column >= 0]
             columns = [(own[0], own[-1] + 1)] if own else []
+        elif positions is not None and positions.dim() == 2:
+            columns = _runs(positions[min(row, len(positions) - 1)].tolist())
+            columns = columns if len(ids) == 1 else columns[-1:]  # padding is on the left
         for first, last in columns:
             if first < last:
                 place = positions[min(row, len(positions) - 1)] if positions is not None else None
                 position = int(place[first]) if place is not None and place.dim() else -1
                 cut.append(Piece(row, (first, last), tokens[first:last], position))
     return cut
+
+
+def _runs(positions: list[int]) -> list[tuple[int, int]]:
+    """(first, end) of each run of positions that follow one another."""
+    count = len(positions)
+    starts = [n for n in range(count) if not n or positions[n] != positions[n - 1] + 1]
+    return list(zip(starts, [*starts[1:], count]))
 
 
 class RealSlots(NamedTuple):
