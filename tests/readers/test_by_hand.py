@@ -1,5 +1,6 @@
 """The hook of docs/howto/by-hand.md, as a user pastes it."""
 
+import json
 import os
 import pathlib
 import pickle
@@ -164,3 +165,22 @@ def test_texts_in_hdf5_are_no_tensors(tmp_path):
                 file[f"activations/layer_{n}"] = x * (n + 1) * (-1 if (side, n) == ("bad", 1) else 1)
     result = whence.compare(tmp_path / "ref.h5", tmp_path / "bad.h5")
     assert (result.status, result.findings[0].name) == ("different", "activations.layer_1")
+
+
+def test_layers_are_told_apart_in_stacks_and_classes_in_lists(tmp_path):
+    """hidden_states of a prompt beside its logits, and hooks that keep the class of each module."""
+    rng = np.random.default_rng(0)
+    layers, logits = rng.normal(size=(5, 4, 8)), rng.normal(size=(4, 9))
+    classes = ["Norm", "Linear", "Linear", "Gelu", "Linear", "Norm", "Linear", "Linear", "Gelu"]
+    arrays = [rng.normal(size=(4, 8)).astype(np.float32) for _ in classes]
+    for side, factor in (("ref", 1), ("bad", 1.5)):
+        for name in ("json", "list"):
+            (tmp_path / name / side).mkdir(parents=True)
+        held = np.concatenate([layers[:3], factor * layers[3:]])
+        line = {"tokens": [1, 2], "logits": (factor * logits).tolist(), "hidden_states": held.tolist()}
+        (tmp_path / "json" / side / "golden.jsonl").write_text(json.dumps(line))
+        kept = [(c, a * (factor if n > 5 else 1)) for n, (c, a) in enumerate(zip(classes, arrays))]
+        (tmp_path / "list" / side / "acts.pkl").write_bytes(pickle.dumps(kept))
+    for name, first in (("json", "hidden_states.3"), ("list", "Linear.3")):
+        result = whence.compare(tmp_path / name / "ref", tmp_path / name / "bad")
+        assert (result.status, result.findings[0].name) == ("different", first)

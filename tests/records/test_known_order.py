@@ -246,6 +246,9 @@ def test_results_in_front_of_the_layers_that_they_come_from_are_last():
     names = ["p.logits", *(f"p.hidden_states.{n}" for n in range(3)), "q.loss", "q.hidden_states.0"]
     order = known([Trace(name, entry=n, file="f") for n, name in enumerate(names)]).order
     assert [names[n] for n in order if n < len(names)] == [*names[1:4], names[0], names[5], names[4]]
+    for names in (["logits", "hidden_states.0", "hidden_states.1"], ["a.logits", "a.hidden_states"]):
+        order = known([Trace(name, entry=n, file="f") for n, name in enumerate(names)]).order
+        assert [names[n] for n in order if n < len(names)] == [*names[1:], names[0]]
 
 
 @pytest.mark.parametrize(
@@ -255,6 +258,10 @@ def test_results_in_front_of_the_layers_that_they_come_from_are_last():
         ("block.2.layer.1.o", ["block.1.layer.1.o", "block.2.layer.0.o"]),
         ("layer_010", ["layer_9", "layer_009"]),
         ("layers.0.mlp", []),
+        ("model.h.3", ["model.h.2"]),
+        ("out.hidden_states.3", ["out.hidden_states.2"]),
+        ("Linear.3", []),  # another place in each layer
+        ("3", []),
         ("head", []),
     ],
 )

@@ -247,13 +247,20 @@ def module_of(name: str) -> str:
 
 
 def layer_before(name: str) -> list[str]:
-    """Returns the names of the same tensor one layer earlier: by each number in its name."""
+    """Returns the names of the same tensor one layer earlier: by each number that has a name behind
+    it, or a word for layers in front. Other numbers count what is of different kinds.
+    """
     return [
         f"{name[: m.start()]}{str(int(m[0]) - 1).zfill(width)}{name[m.end() :]}"
         for m in _NUMBER.finditer(name)
         for width in (0, len(m[0]))
-        if int(m[0])
+        if int(m[0]) and (name[m.end() :] or _OF_A_LAYER.search(name[: m.start()]))
     ]
+
+
+_OF_A_LAYER = re.compile(
+    r"(?:layer|block|blk|stage|resid\w*|hidden_states?|(?<![^\W_])[hl])s?[._/-]?$", re.IGNORECASE
+)
 
 
 def are_gradients(names: Sequence[str]) -> bool:
@@ -306,7 +313,9 @@ def _with_results_last(entries: Sequence[int], traces: Sequence[Trace]) -> list[
     return sorted(entries, key=place)
 
 
-_HIDDEN = re.compile(r"(?:\w*hidden_states|\w*attentions|past_key_values)\.\d+(?:\.\d+)?$")
+_HIDDEN = re.compile(
+    r"(?:layer\.\d+\.)?\w*(?:hidden_states|attentions|past_key_values)(?:\.\d+)*$"
+)
 _RETURNED = re.compile(r"(?:logits|loss|last_hidden_state|pooler_output)$")
 
 

@@ -253,7 +253,6 @@ def add(building: Building, items: Sequence[Named]) -> None:
     """Adds the tensors of one dump as calls. Gradients are often stored under the names of their
     weights; the dump's name tells them apart.
     """
-    items = _unstacked(items)
     paths = [PurePosixPath(building.path).name, *(item.file for item in items)]
     weights = [item for item in items if not spoken_names.is_activation(item.name)]
     if not is_checkpoint(item.name for item in weights) or _are_of_gradients(paths):
@@ -265,18 +264,47 @@ def add(building: Building, items: Sequence[Named]) -> None:
 
 
 def _unstacked(items: Sequence[Named]) -> Sequence[Named]:
-    """Returns the layers of `torch.stack(hidden_states)` one by one, where a dump holds nothing
-    else.
+    """Returns the layers of `torch.stack(hidden_states)` one by one: where a dump holds nothing
+    else, or the logits beside them have one axis less in front of the last.
     """
     moments = {(item.step, item.rank) for item in items}
     is_stack = all(len(item.shape) > 3 and _STACK.search(item.name) for item in items)
-    if not is_stack or len(moments) < len(items):
-        return items
-    return [
-        replace(item, name=f"{item.name}.{n}", shape=item.shape[1:], stride=(), load=_nth(item, n))
+    is_stack = is_stack and len(moments) == len(items)
+    places = {
+        (item.step, item.rank, item.name.removesuffix("logits")): item.shape[:-1]
         for item in items
-        for n in range(item.shape[0])
-    ]
+        if item.name.endswith("logits")
+    }
+    unstacked: list[Named] = []
+    for item in items:
+        match = _STACK.search(item.name)
+        beside = (item.step, item.rank, item.name[: match.start(2)] if match else "")
+        if is_stack or (match and places.get(beside, ()) == item.shape[1:-1] != ()):
+            unstacked += [
+                replace(item, name=f"{item.name}.{n}", shape=item.shape[1:], stride=(),
+                        load=_nth(item, n))
+                for n in range(item.shape[0])
+            ]  # fmt: skip
+        else:
+            unstacked.append(item)
+    return unstacked
+
+
+def _of_classes(items: Sequence[Named]) -> Sequence[Named]:
+    """Returns tensors that classes of modules name in place of modules, each with its number among
+    those of its class.
+    """
+    names = [item.name for item in items]
+    kinds = [*dict.fromkeys(names)]
+    is_named = any(re.search(r"[\d./]", re.sub(r"[123]d\b", "", name)) for name in kinds)
+    if is_named or 2 * len(kinds) > len(names) or names == kinds * (len(names) // len(kinds)):
+        return items
+    seen: Counter[str] = Counter()
+    numbered: list[Named] = []
+    for item in items:
+        numbered.append(replace(item, name=f"{item.name}.{seen[item.name]}"))
+        seen[item.name] += 1
+    return numbered
 
 
 def _nth(item: Named, n: int) -> Load | None:
@@ -317,7 +345,7 @@ def in_order(items: Sequence[Named]) -> tuple[list[Named], bool]:
     Where it is not, notes of the calls state what is known of it.
     """
     moments: dict[tuple[int, int], list[Named]] = {}
-    for item in _with_calls(items):
+    for item in _with_calls(_of_classes(_unstacked(items))):
         moments.setdefault((item.step, item.rank), []).append(item)
     orders = [_Moment(moments[moment]) for moment in sorted(moments)]
     is_known = all(order.known.is_total for order in orders)

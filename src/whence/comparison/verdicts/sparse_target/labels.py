@@ -15,6 +15,7 @@ from whence.comparison.verdicts.pair_errors import PairErrors
 from whence.dtypes import is_half_roundoff
 from whence.judge.limits import ENOUGH_EQUAL
 from whence.records import Call, in_order, known_order
+from whence.records.known_order import Trace
 from whence.records.marks import Mark, has_mark
 from whence.records.slots import is_written
 from whence.results import SlotPair, Verdict, VerdictKind
@@ -262,9 +263,16 @@ class LabelJudge:
 
     def _in_layer_before(self, label: Call) -> float | None:
         """The largest error of the label of this name in the layer before."""
-        names = known_order.layer_before(label.scope)
+        names = known_order.layer_before(self._spelt[label.id])
         before = (self._sizes.get((_step_of(label), name)) for name in names)
         return next((size for size in before if size is not None), None)
+
+    @functools.cached_property
+    def _spelt(self) -> Mapping[int, str]:
+        """Names of labels with the number of their layer in front, by call."""
+        traces = [Trace(self.paired.calls[call].scope) for call in self._labels]
+        spelt = known_order.with_spelt_names(traces)
+        return {call: trace.name for call, trace in zip(self._labels, spelt, strict=True)}
 
     @functools.cached_property
     def _sizes(self) -> Mapping[tuple[_StepKey, str], float]:
@@ -272,7 +280,7 @@ class LabelJudge:
         labels = [self.paired.calls[call] for call in self._labels]
         sizes = ((label, [e.value for e in self._errors(label)]) for label in labels)
         return {
-            (_step_of(label), label.scope): max(known)
+            (_step_of(label), self._spelt[label.id]): max(known)
             for label, values in sizes
             if (known := [value for value in values if value is not None])
         }
