@@ -30,6 +30,7 @@ from _hand_made import (
     ranked,
     sides,
 )
+import _people_held as held
 import _people_writers as people
 from _layout_writers import (
     arrays,
@@ -779,5 +780,19 @@ TABLE: dict[str, tuple[Layout, ...]] = {
         Layout("pkl appended", people.appended),
         Layout("npz of the alphabet", people.of_the_alphabet),
     ),
+    # written after all that it is judged by, and compared once
+    "people, held": (
+        Layout("npy appended, names beside", held.torch_appended),
+        Layout("pt figures and data", held.summary),
+        Layout("npy folders of samples", held.by_rows, touched="equal"),
+        Layout("npz a module, with a text", held.stages, touched="equal"),
+        Layout("tsv without a header", held.tabs),
+        Layout("log of norms", held.norms),
+        Layout("pkl of files", held.buffers),
+        Layout("pt numbers of layers apart", held.phases, steps=2, own=held.phase_name),
+    ),
 }  # fmt: skip
-SUBJECTS_OF = defaultdict(lambda: ("decoder", "conv", "encoder"), people=("gpt", "unet", "t5"))
+SUBJECTS_OF = defaultdict(
+    lambda: ("decoder", "conv", "encoder"),
+    {"people": ("gpt", "unet", "t5"), "people, held": ("moe", "mobile", "speech")},
+)
