@@ -11,12 +11,13 @@ from collections.abc import Mapping, Sequence, Set
 import msgspec
 
 from whence import align
+from whence.align.calls.match import pair_of
 from whence.align.calls.site_pairing import ORDER
 from whence.errors import ReplayRefused
 from whence.records import Call, Over, Program, Ref, Run, children
 from whence.records.marks import Mark, has_mark, mark
 from whence.records.program import identified
-from whence.records.training import OPTIMIZER, backward_child, is_sum
+from whence.records.training import BACKWARD, OPTIMIZER, backward_child, is_sum
 from whence.replay.flatten import Flat, Node, flatten
 from whence.results import CallPair, Plan, SlotPair
 
@@ -97,10 +98,16 @@ def _without_other_places(aligned: align.Aligned) -> Plan:
             ]
             contents = {run.records[record].hash for record, run in started if record is not None}
             return len(contents) != 1 or "" in contents
+        forwards = [
+            at[side].get((inner.rank, inner.forward), -1)
+            for side, inner in enumerate((call, partner))
+        ]
+        children_of = [backward_child(inner.op) for inner in (call, partner)]
+        if pair.rule == ORDER and _is_of_module(call) and forwards[0] in partners:
+            return forwards[1] not in partners[forwards[0]]
         kids = []
-        for side, inner in enumerate((call, partner)):
-            child = backward_child(inner.op)
-            around = below[side].get(at[side].get((inner.rank, inner.forward), -1), ())
+        for side, child in enumerate(children_of):
+            around = below[side].get(forwards[side], ())
             if child is None or child >= len(around):
                 return False
             kids.append(around[child])
@@ -110,12 +117,31 @@ def _without_other_places(aligned: align.Aligned) -> Plan:
     wrong = {p.reference: p.target for p in plan.pairs if leads_elsewhere(p)}
     if not wrong:
         return plan
+    pairs = [p for p in plan.pairs if p.reference not in wrong]
+    taken = {k for p in pairs for k in (p.target, *p.also)}
+    passes = {(c.rank, c.forward): c.id for c in runs[1].calls if _is_of_module(c)}
+    for number in wrong:  # the pass of the call that is paired with that of its forward pass
+        call = runs[0].calls[number]
+        for forward in partners.get(at[0].get((call.rank, call.forward), -1), ()):
+            behind = passes.get((call.rank, runs[1].calls[forward].order), -1)
+            if _is_of_module(call) and behind >= 0 and behind not in taken:
+                taken.add(behind)
+                pairs.append(pair_of(call, runs[1].calls[behind], ORDER, *runs))
+                break
+    placed = {p.reference for p in pairs}
     return msgspec.structs.replace(
         plan,
-        pairs=tuple(p for p in plan.pairs if p.reference not in wrong),
-        unmatched_reference=(*plan.unmatched_reference, *wrong),
-        unmatched_target=(*plan.unmatched_target, *wrong.values()),
+        pairs=tuple(pairs),
+        unmatched_reference=(*plan.unmatched_reference, *(k for k in wrong if k not in placed)),
+        unmatched_target=tuple(
+            k for k in (*plan.unmatched_target, *wrong.values()) if k not in taken
+        ),
     )
+
+
+def _is_of_module(call: Call) -> bool:
+    """Whether a call is the backward pass of an innermost module."""
+    return call.phase == BACKWARD and call.leaf and not call.op
 
 
 def _content(run: Run, ref: Ref) -> tuple[str, ...]:

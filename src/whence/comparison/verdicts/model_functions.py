@@ -202,7 +202,7 @@ class ModelFunctions:
         told = judge.formula_difference("", error, u, lambda: own, only_constants=False)
         if told is None:
             return 0.0
-        if self._holds_the_same(exact):
+        if self._hold_the_same(exact):
             return told.score
         return min(told.score, error / (judge.LIMITS.certain * max(own, u / 2)))
 
@@ -214,17 +214,22 @@ class ModelFunctions:
                 return relative_distance(made[pair.target_record], target, None)
         return None
 
-    def _holds_the_same(self, exact: Exact) -> bool:
-        """Whether every number in the target's parameters and constants is one of the reference's,
-        as often at most: one that was computed of others was rounded.
+    def _hold_the_same(self, exact: Exact) -> bool:
+        """Whether both models hold the same numbers in parameters and constants, in whatever order:
+        one that was computed of others, or that the other model computes, was rounded.
         """
         assert self._sides is not None
         key = tuple(id(calls) for calls in exact.ran)
         if key not in self._same_numbers:
-            of_target = _numbers(self._sides.unmasked, exact.ran[1], "")
-            kind = max((dtypes.of(a).name for a in of_target), key=judge.unit_roundoff, default="")
+            records = self._paired.target.records
+            params = (ref for call in exact.ran[1] for ref in call.slots("param"))
+            kinds = {records[ref.record].dtype for ref in params}
+            kind = max(
+                filter(dtypes.is_floating, kinds), key=judge.unit_roundoff, default="float64"
+            )
             of_reference = _numbers(self._sides.reference, exact.ran[0], kind)
-            self._same_numbers[key] = _is_part_of(of_target, of_reference)
+            of_target = _numbers(self._sides.unmasked, exact.ran[1], kind)
+            self._same_numbers[key] = np.array_equal(of_reference, of_target)
         return self._same_numbers[key]
 
     def _blamed(
@@ -325,9 +330,9 @@ def _is_same(pair: SlotPair, exact: Exact) -> bool:
     return distance is not None and distance <= _SAME_FUNCTION
 
 
-def _numbers(side: ReplaySource, calls: Sequence[Call], kind: str) -> list[Array]:
-    """The floating parameters and constants of these calls, each once. kind: the dtype to which
-    they are rounded, "" for their own.
+def _numbers(side: ReplaySource, calls: Sequence[Call], kind: str) -> Array:
+    """The numbers of the floating parameters and constants of these calls, each tensor once, in
+    ascending order. kind: the dtype to which they are rounded.
     """
     records = set[int]()
     for call in calls:
@@ -336,21 +341,8 @@ def _numbers(side: ReplaySource, calls: Sequence[Call], kind: str) -> list[Array
         records.update(program.constants if program is not None else ())
     contents = {side.run.records[n].hash or str(n): side.run.array(n) for n in records}
     floating = [a for a in contents.values() if dtypes.of(a).is_floating]
-    return [judge.rounded(array, kind) for array in floating] if kind else floating
-
-
-def _is_part_of(some: Sequence[Array], every: Sequence[Array]) -> bool:
-    """Whether each number of `some` is in `every`, at least as often."""
-    if not some or not every:
-        return not some
-    (values, counts), (others, numbers) = (
-        np.unique(
-            np.concatenate([a.astype(np.float64).ravel() for a in arrays]), return_counts=True
-        )
-        for arrays in (some, every)
-    )
-    places = np.searchsorted(others, values).clip(max=others.size - 1)
-    return bool(np.all(others[places] == values) and np.all(numbers[places] >= counts))
+    rounded = [judge.rounded(a, kind).astype(np.float64).ravel() for a in floating]
+    return np.sort(np.concatenate([np.zeros(0), *rounded]))
 
 
 class _Remembering(WiredReplay):
