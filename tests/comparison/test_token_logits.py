@@ -151,6 +151,27 @@ def test_one_token_off_and_the_others_bit_equal(tmp_path, off):
     ]
 
 
+@pytest.mark.parametrize("off", [0, 1])
+def test_an_early_token_by_one_factor_off_in_16_bits(tmp_path, off):
+    golden = logits(11, 6).astype(np.float16)
+    mine = golden[:, :, -1].copy()
+    mine[off] *= np.float16(1.03)
+    result, _ = compared(tmp_path, torch_dump(tmp_path, golden), library_dump(tmp_path, mine))
+    assert (result.status, result.findings[0].step) == ("different", off)
+
+
+def test_two_trees_of_files_whose_texts_part_are_judged_as_logits(tmp_path):
+    golden = logits(12, 8).astype(np.float16)
+    golden[3, 0, 0, :2] = 9.0, 9.008
+    mine = noisy(golden, size=4e-3).astype(np.float16)
+    mine[3, 0, 0, :2] = 9.008, 9.0
+    mine[4:] = logits(13, 4)  # of another text
+    result, _ = compared(
+        tmp_path, torch_dump(tmp_path / "a", golden), torch_dump(tmp_path / "b", mine)
+    )
+    assert (result.status, result.findings, result.coverage.measured) == ("undecided", (), 4)
+
+
 def test_precision_that_no_dump_tells(tmp_path):
     """0.6 % at every token alike: a 16-bit model rounds so, a float32 model does not."""
     golden = logits(6, 6)

@@ -94,8 +94,8 @@ def judged(
         ceiling = most(fault or unit_roundoff)
         usual = median(measured) if measured else None
         limit, lasts = _limit(errors[n:], ceiling, usual, len(measured))
-        if len(measured) >= ENOUGH_FOR_A_MEDIAN and is_half_roundoff(unit_roundoff):
-            # Rounding moves each logit in its own way, and not all of them by one factor.
+        if is_half_roundoff(unit_roundoff):
+            # Rounding moves each logit in its own way, never all by one factor, measured or not.
             small = max(usual or 0.0, unit_roundoff)
             if token.rest <= LASTING_FACTOR * small:
                 limit = min(limit, LIMITS.whole * small)

@@ -50,7 +50,7 @@ def found(reference: Run, target: Run) -> tuple[Tensors, Tensors, bool]:
     """
     reference_tensors, target_tensors = (_candidates(run) for run in (reference, target))
     is_alone = [
-        bool(side) and all(len(several) == 1 for several in side.values())
+        bool(side) and all(_is_one_tensor(several) for several in side.values())
         for side in (reference_tensors, target_tensors)
     ]
     widths = [
@@ -88,12 +88,19 @@ def _candidates(run: Run) -> dict[TokenKey, list[TokenLogits]]:
     return dict(named or every)
 
 
+def _is_one_tensor(several: Sequence[TokenLogits]) -> bool:
+    """Whether a token has one tensor, be it also the output of the model that a reader puts around
+    the last layer.
+    """
+    return len({logits.ref.record for logits in several}) == 1
+
+
 def _width(run: Run, side: Mapping[TokenKey, Sequence[TokenLogits]]) -> int:
     """The width (vocabulary) of the logits if it is clear which tensor they are, else 0."""
     extents = {
         run.records[several[0].ref.record].shape[-1]
         for several in side.values()
-        if len(several) == 1
+        if _is_one_tensor(several)
     }
     return extents.pop() if len(extents) == 1 else 0
 
