@@ -243,7 +243,8 @@ class Funnel:
             places, width = kept
             rows = self._kept.array(f"logits-{number}", width) if places else ()
             logits = dict(zip(places, rows))
-            truth = self._forced.truth(request.sequence, modules=False)
+            since = len(request.prompt) - 1
+            truth = self._forced.truth(request.sequence, modules=False, since=since)
             check = self._checked(number, request, logits, truth)
             is_right = _is_right(check, truth, logits.get(len(request.prompt) - 1 + check.first))
             return _Score(

@@ -58,14 +58,17 @@ class Forced:
         modules: bool,
         choices: Mapping[int, Array] | None = None,
         handed: Sequence[HandedOut] = (),
+        since: int = 0,
     ) -> Truth:
         """The truth for a sequence of tokens.
 
         choices: what routers take; by default their own choice in float64. handed: keys and values
         that are attended to, call by call; by default what the reference computes. Rounding is
-        measured with the same choices, keys and values.
+        measured with the same choices, keys and values. since: the first position of which logits
+        are computed; rows before it have no meaning.
         """
-        trace, logits = _run(self._wide, sequence, choices or {}, modules=modules, handed=handed)
+        forms: dict[str, Any] = {"modules": modules, "handed": handed, "since": since}
+        trace, logits = _run(self._wide, sequence, choices or {}, **forms)
         own = trace.choices(len(sequence))
         used = {
             n: np.where(rows < 0, own[n], rows)
@@ -76,9 +79,9 @@ class Forced:
         scores: dict[int, Array] = {}
         noise = 0.0
         for model in self._narrow:
-            near, rounded = _run(model, sequence, used, modules=modules, handed=handed)
-            error = rounded - logits
-            noise = max(noise, float((error - error.mean(-1, keepdims=True)).std(-1).max()))
+            near, rounded = _run(model, sequence, used, **forms)
+            rows, right = rounded[since:], logits[since:]
+            noise = max(noise, float((rows - right).std(-1).max()))
             for event in near.rows.keys() & trace.rows.keys():
                 wide, narrow = trace.whole(event), near.whole(event)
                 if event.kind is Kind.SCORES:
@@ -89,7 +92,7 @@ class Forced:
                         floors.get(event, 0.0), float(distances(narrow, wide).max())
                     )
             event = Event("", Kind.LOGITS)
-            floors[event] = max(floors.get(event, 0.0), float(distances(rounded, logits).max()))
+            floors[event] = max(floors.get(event, 0.0), float(distances(rows, right).max()))
         return Truth(trace, floors, logits, noise, scores)
 
     def swapped(self, sequence: Sequence[int], engine: Trace) -> Iterator[tuple[str, Array]]:
@@ -153,8 +156,11 @@ def _run(
     *,
     modules: bool,
     handed: Sequence[HandedOut] = (),
+    since: int = 0,
 ) -> tuple[Trace, Array]:
-    """Run over all tokens, in one forward pass or in the calls of `handed`: (trace, logits)."""
+    """Run over all tokens, in one forward pass or in the calls of `handed`: (trace, logits). Logits
+    before the position `since` are computed only where the model cannot leave them out.
+    """
     ids = torch.tensor([list(tokens)], device=next(model.parameters()).device)
     listening = Listening(model, [tokens], [0], modules=modules, choices=choices)
     cache, logits, start = _cache(model), [], 0
@@ -162,6 +168,8 @@ def _run(
     for held in cache.values():
         if handed and hasattr(held, "update"):
             held.update = _handing(held.update, now)
+    if since and not handed and "logits_to_keep" in inspect.signature(model.forward).parameters:
+        cache["logits_to_keep"] = len(tokens) - since
     with torch.no_grad(), listening:
         for end, states in (*((call.end, call.states) for call in handed), (len(tokens), {})):
             now.clear()
@@ -171,7 +179,12 @@ def _run(
             out = model(input_ids=ids[:, start:end], **cache)
             logits.append(getattr(out, "logits", out)[0].double().cpu().numpy())
             start = end
-    return listening.traces[0], np.concatenate(logits)
+    known = np.concatenate(logits)
+    if len(known) == len(tokens):
+        return listening.traces[0], known
+    whole = np.empty((len(tokens), known.shape[1]))  # rows that nobody reads take no memory
+    whole[-len(known) :] = known
+    return listening.traces[0], whole
 
 
 def _handing(update: Callable[..., Any], now: Mapping[int, tuple[Array, Array]]) -> Any:
