@@ -74,7 +74,7 @@ def test_what_holds_no_numbers_says_so(tmp_path):
     whys = {c.scope: run.records[c.slots("output")[0].record].why for c in run.calls if c.leaf}
     assert "pickle" in whys["objects"]
     assert "structured" in whys["fields"]
-    assert "no type of numbers" in whys["text"]
+    assert "text" not in whys  # a prompt beside tensors
     assert "float32" in whys["float8"]
     assert not whys["good"]
     with pytest.raises(ElementsMissing, match="pickle"):
@@ -328,3 +328,29 @@ def test_a_file_whose_name_is_no_utf_8(tmp_path):
     assert {"x\\udce9", "y"} <= {call.scope for call in open_run(dump).calls}
     result = whence.compare(dump, dump, output=tmp_path / "cmp")
     assert result.status == "same"
+
+
+def test_arrays_that_were_saved_behind_each_other_are_all_read(tmp_path):
+    """np.save on one open file: what follows the first array is not passed over."""
+    arrays = [np.arange(12.0).reshape(3, 4), np.float32(1.5), np.ones((0, 2)), np.arange(5)]
+    with (tmp_path / "x.npy").open("wb") as file:
+        for array in arrays:
+            np.save(file, array)
+    run = open_run(tmp_path / "x.npy")
+    held = [run.array(c.slots("output")[0].record) for c in run.calls if c.leaf]
+    for array, read in zip(arrays, held, strict=True):
+        assert (read.dtype, read.shape, read.tobytes()) == (
+            np.asarray(array).dtype,
+            np.shape(array),
+            np.asarray(array).tobytes(),
+        )
+    whole = (tmp_path / "x.npy").read_bytes()
+    (tmp_path / "x.npy").write_bytes(whole[:-8])
+    run = open_run(tmp_path / "x.npy")
+    with pytest.raises(ElementsMissing):
+        run.array(len(run.records) - 1)
+
+
+def test_texts_beside_arrays_are_no_tensors(tmp_path):
+    np.savez(tmp_path / "fc.npz", output=np.arange(6.0), module=np.array("Linear"))
+    assert [c.scope for c in open_run(tmp_path).calls if c.leaf] == ["output"]

@@ -153,3 +153,12 @@ def test_pickles_behind_each_other_are_all_read_and_a_cut_one_is_refused(tmp_pat
     (tmp_path / "cut.pkl").write_bytes(whole[:-20])
     with pytest.raises(UnreadableRun):
         open_run(tmp_path / "cut.pkl")
+
+
+def test_a_number_beside_names_that_come_again_is_that_of_the_layer(tmp_path):
+    held = [(n, name, ARRAY + n) for n in range(3) for name in ("attn", "mlp")]
+    path = tmp_path / "x.pkl"
+    path.write_bytes(pickle.dumps(held))
+    assert list(elements(open_run(path))) == [f"{n}.{name}" for n, name, _ in held]
+    path.write_bytes(pickle.dumps([(7, "attn", ARRAY), (7, "mlp", ARRAY)]))
+    assert list(elements(open_run(path))) == ["attn", "mlp"]

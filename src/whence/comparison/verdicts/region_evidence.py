@@ -19,6 +19,7 @@ from whence.comparison.verdicts.parameter_drift import ParameterDrift, Parameter
 from whence.comparison.verdicts.parameters import Parameters
 from whence.comparison.verdicts.unseen_inputs import UnseenInputs
 from whence.records import Call, Region, marks
+from whence.records.known_order import layer_before
 from whence.records.marks import Mark, has_mark
 from whence.records.program import inputs_of
 from whence.records.region import inwards
@@ -66,6 +67,7 @@ class RegionEvidence:
     leaf: judge.LeafEvidence
     is_deep: bool
     in_other_steps: judge.OtherSteps | None = None
+    in_layer_before: float | None = None
     ahead: judge.PairError | None = None
     drift: ParameterDrift | None = None
     scopes: Mapping[str, str] = field(default_factory=dict)
@@ -139,6 +141,7 @@ class LeafEvidenceCollector:
             leaf,
             is_deep=is_deep,
             in_other_steps=self._in_other_steps(call) if is_deep else None,
+            in_layer_before=self._in_layer_before(call) if is_deep else None,
             ahead=self._unseen.ahead.get(call.id) if PLACED in call.notes else None,
             drift=self._drifts.of(pair, slots, given),
         )
@@ -203,14 +206,23 @@ class LeafEvidenceCollector:
         """
         errors: dict[bool, list[float]] = {False: [], True: []}
         for other in self._calls_by_place[call.scope, call.rank, call.phase]:
-            if other == call.id:
-                continue
-            slots = self.paired.slots_of(other).values()
-            values = [self.errors.of(s).value for s in slots if is_written(s.reference_slot)]
-            known = [value for value in values if value is not None]
-            if known:
-                errors[other > call.id].append(max(known))
+            if other != call.id and (error := self._error_of(other)) is not None:
+                errors[other > call.id].append(error)
         return judge.OtherSteps(tuple(errors[False]), tuple(errors[True]))
+
+    def _in_layer_before(self, call: Call) -> float | None:
+        """The largest output error of the same module one layer earlier, in the same step."""
+        for scope in layer_before(call.scope):
+            for other in self._calls_by_place.get((scope, call.rank, call.phase), ()):
+                if self.paired.calls[other].step == call.step:
+                    return self._error_of(other)
+        return None
+
+    def _error_of(self, call: int) -> float | None:
+        """The largest error of what a call returned; None where none is known."""
+        slots = self.paired.slots_of(call).values()
+        values = [self.errors.of(s).value for s in slots if is_written(s.reference_slot)]
+        return max((value for value in values if value is not None), default=None)
 
     @functools.cached_property
     def _calls_by_place(self) -> Mapping[tuple[str, int, str], Sequence[int]]:

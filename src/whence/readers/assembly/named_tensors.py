@@ -251,8 +251,9 @@ def below(name: str, inner: str) -> str:
 
 def add(building: Building, items: Sequence[Named]) -> None:
     """Adds the tensors of one dump as calls. Gradients are often stored under the names of their
-    weights; the dump's name tells them apart.
+    weights; the dump's name tells them apart. Texts beside tensors are left out.
     """
+    items = [item for item in items if not _is_text(item)] or items
     paths = [PurePosixPath(building.path).name, *(item.file for item in items)]
     weights = [item for item in items if not spoken_names.is_activation(item.name)]
     if not is_checkpoint(item.name for item in weights) or _are_of_gradients(paths):
@@ -261,6 +262,11 @@ def add(building: Building, items: Sequence[Named]) -> None:
     is_weight = set(map(id, weights)).__contains__
     if labels := [item for item in items if not is_weight(id(item))]:
         add_labels(building, *in_order(labels))
+
+
+def _is_text(item: Named) -> bool:
+    """Whether an array of texts was kept: a prompt, the class of a module."""
+    return item.is_text and not item.options
 
 
 def _unstacked(items: Sequence[Named]) -> Sequence[Named]:

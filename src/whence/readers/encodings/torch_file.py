@@ -195,6 +195,8 @@ def _with_names(items: Sequence[Any], *, is_list: bool = False) -> list[tuple[An
     step or rank; [] where one states none. is_list: a field `name` is enough.
     """
     named: list[tuple[Any, Any]] = []
+    keys = [tuple(p for p in i if isinstance(p, str)) for i in items if isinstance(i, tuple)]
+    numbered = len({*keys}) < len(keys)  # a number tells apart what has one name: of a layer
     for item in items:
         if isinstance(item, Unknown) and isinstance(item.state, dict):  # of a class of one's own
             item = item.state
@@ -202,7 +204,9 @@ def _with_names(items: Sequence[Any], *, is_list: bool = False) -> list[tuple[An
         if len(texts) == 1 and len(item) > 1:
             rest = [part for part in item if not isinstance(part, (str, int))]
             sides = dict(zip(("input", "output"), rest)) if len(rest) == 2 else rest
-            named.append((texts[0], rest[0] if len(rest) == 1 else sides))
+            numbers = [str(part) for part in item if isinstance(part, int) and part >= 0]
+            name = ".".join((*numbers, texts[0])) if numbered else texts[0]
+            named.append((name, rest[0] if len(rest) == 1 else sides))
             continue
         match item:
             case [str() as name, part]:

@@ -18,7 +18,7 @@ from whence.errors import ElementsMissing, UnreadableRun
 from whence.readers.assembly import named_tensors, sidecar_index
 from whence.readers.assembly.builder import Building
 from whence.readers.assembly.named_tensors import Named
-from whence.readers.encodings import numpy_file, torch_file
+from whence.readers.encodings import limits, numpy_file, torch_file
 from whence.readers.encodings.archive import Bytes, File
 from whence.readers.source import Place
 from whence.records import Lack, Run
@@ -56,8 +56,7 @@ def _items(building: Building, file: File) -> Iterator[Named]:
     """Returns the arrays of a file."""
     head = file.head(numpy_file.HEAD_BYTES)
     if head[:2] != b"PK":
-        header = numpy_file.header(head, file.name)
-        yield from _array(header, "", lambda: file.part(0, file.size), file.name)
+        yield from _appended(file, numpy_file.header(head, file.name))
         return
     entries = file.entries()
     names = _names(file, entries)
@@ -70,6 +69,27 @@ def _items(building: Building, file: File) -> Iterator[Named]:
             continue
         name = names.get(name, name)
         yield from _array(header, name, partial(file.entry, info), label, ordered=True)
+
+
+def _appended(file: File, header: numpy_file.Header) -> Iterator[Named]:
+    """Returns the array of a .npy file, or the arrays of several calls of `np.save` on one file, by
+    their places.
+    """
+    start, arrays = 0, list[tuple[numpy_file.Header, int]]()
+    while True:
+        arrays.append((header, start))
+        if header.word is None:  # where it ends is not known
+            break
+        start += header.start + limits.count(header.shape) * header.word.itemsize
+        left = min(numpy_file.HEAD_BYTES, file.size - start)
+        head = bytes(file.part(start, left)) if left > 0 else b""
+        if not head.startswith(numpy_file.MAGIC):
+            break
+        header = numpy_file.header(head, file.name)
+    for place, (header, start) in enumerate(arrays):
+        part = partial(file.part, start, file.size - start)
+        name = str(place) if len(arrays) > 1 else ""
+        yield from _array(header, name, part, file.name, ordered=len(arrays) > 1)
 
 
 def _names(file: File, entries: Mapping[str, ZipInfo]) -> dict[str, str]:
