@@ -289,18 +289,21 @@ class ModelFunctions:
                 return Outcome.TRAVELS, None
             if all(_is_same(pair, exact) for pair in pairs.values()):
                 return Outcome.IN_PLACE, call
-            patches = {
-                record: exact.target[pair.target_record]
-                for record, pair in pairs.items()
-                if pair.target_record in exact.target
-            }
+            other = [pair for pair in pairs.values() if not _is_same(pair, exact)]
             with contextlib.suppress(ReplayRefused, ElementsMissing, KeyError, ValueError):
-                patched = self._of_reference(call, patches, smooth=False)
-                moved = exact._replace(reference=patched.made)
-                if not all(_is_same(pair, moved) for pair in outputs):
+                # A tensor that nothing reads cannot be taken back.
+                if all(self._matters(call, pair, exact) for pair in other):
                     return Outcome.TAKEN_BACK, call
             return Outcome.TRAVELS, None
         return Outcome.TRAVELS, None
+
+    def _matters(self, call: Call, pair: SlotPair, exact: Exact) -> bool:
+        """Whether the reference's outputs change with this tensor of the target put into it. Raises
+        ReplayRefused, ElementsMissing, KeyError.
+        """
+        patches = {pair.reference_record: exact.target[pair.target_record]}
+        moved = exact._replace(reference=self._of_reference(call, patches, smooth=False).made)
+        return not all(_is_same(output, moved) for output in self._outputs(call))
 
     def _exact_once(self, call: Call) -> Exact | None:
         if call.id not in self._exact:
