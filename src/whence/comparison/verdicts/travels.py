@@ -321,7 +321,8 @@ class Neighbourhoods:
         """
         if verdict.verdict != VerdictKind.INTRODUCED or self._sides is None:
             return None
-        around = self._paired_around(start)
+        # Nothing is known of what one run alone writes in place.
+        around = (number for number in self._paired_around(start) if self._left(number))
         outcome, call = self.functions.acquitted(self._pairs_of(region, verdict), around)
         if call is None:
             return None
