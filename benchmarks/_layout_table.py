@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections import defaultdict
 from dataclasses import replace
 
+import _people_held as held
+import _people_writers as people
 from _hand_made import (
     H5,
     NPY,
@@ -30,8 +32,6 @@ from _hand_made import (
     ranked,
     sides,
 )
-import _people_held as held
-import _people_writers as people
 from _layout_writers import (
     arrays,
     as_keras,

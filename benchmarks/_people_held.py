@@ -126,7 +126,8 @@ class Conformer(nn.Module):
 class Speech(nn.Module):
     def __init__(self, width: int = 16) -> None:
         super().__init__()
-        self.conv1, self.conv2 = nn.Conv1d(24, width, 3, padding=1), nn.Conv1d(width, width, 3, padding=1)
+        self.conv1 = nn.Conv1d(24, width, 3, padding=1)
+        self.conv2 = nn.Conv1d(width, width, 3, padding=1)
         self.layers = nn.ModuleList(Conformer(width) for _ in range(4))
         self.layer_norm, self.ctc_proj = nn.LayerNorm(width), nn.Linear(width, 12)
 

@@ -259,8 +259,8 @@ def _times(factor: float) -> Any:
     return change
 
 
-# What is expected of each was written before anything was compared: the module named here, or, where
-# a layout does not keep it, the first module that it keeps and that differs.
+# What is expected of each was written before anything was compared: the module named here, or,
+# where a layout does not keep it, the first module that it keeps and that differs.
 PEOPLE = {
     "gpt": Subject(Writer, "transformer.h.", {
         "positions": "transformer.wpe", "attention core": "transformer.h.1.attn",

@@ -210,7 +210,7 @@ def returned_name(subject: str, name: str) -> str:
 
 
 def golden(folder: Path, taps: list[Tap]) -> None:
-    """A line a prompt: tokens, logits, hidden states of all layers, as a generator of goldens does."""
+    """A line a prompt: tokens, logits and hidden states of all layers."""
     *stream, last = taps
     with (make(folder) / "golden.jsonl").open("w") as file:
         for row in range(4):
@@ -245,16 +245,15 @@ _WORDS = {
 def ported(_subject: str, name: str) -> str:
     """A name in the words of a port."""
     for word in sorted(_WORDS, key=len, reverse=True):
-        name = re.sub(rf"(?<![a-z_]){re.escape(word)}(?![a-z_])|^{re.escape(word)}", lambda m, w=word: f"<{_WORDS[w]}>", name)
+        pattern = rf"(?<![a-z_]){re.escape(word)}(?![a-z_])|^{re.escape(word)}"
+        name = re.sub(pattern, f"<{_WORDS[word]}>", name)
     return re.sub(r"[<>]", "", name).strip(".")
 
 
 def of_a_port(folder: Path, taps: list[Tap]) -> None:
     """The names of a model on one side, of its port on the other."""
     own = (lambda name: name) if folder.name == "ref" else (lambda name: ported("", name))
-    np.savez(
-        make(folder) / "acts.npz", **{own(tap.name): to_numpy(tap.outputs[0]) for tap in taps}
-    )
+    np.savez(make(folder) / "acts.npz", **{own(tap.name): to_numpy(tap.outputs[0]) for tap in taps})
 
 
 def dumps(folder: Path, taps: list[Tap]) -> None:

@@ -151,7 +151,8 @@ def row(
     except WhenceError as error:
         grade, said = "refused", str(error).partition("\n")[0]
     return {
-        "layout": layout.name, "subject": subject, "change": change, "grade": grade, "said": said[:300],
+        "layout": layout.name, "subject": subject, "change": change,
+        "grade": grade, "said": said[:300],
         "seconds": time.process_time() - began,
     }  # fmt: skip
 

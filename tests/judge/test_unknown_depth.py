@@ -6,7 +6,16 @@ import numpy as np
 import pytest
 
 from whence import dtypes
-from whence.judge import LIMITS, PairError, Sight, grow, judge_region, judge_unseen, sight
+from whence.judge import (
+    LIMITS,
+    Elsewhere,
+    PairError,
+    Sight,
+    grow,
+    judge_region,
+    judge_unseen,
+    sight,
+)
 
 U32, BF16 = 2.0**-24, 2.0**-8
 RNG = np.random.default_rng(11)
@@ -168,7 +177,7 @@ def after(e_out, before, layer_before=None, look=None, evidence="two dumps"):
         U32,
         before or None,
         lambda: look,
-        in_layer_before=layer_before,
+        elsewhere=Elsewhere(layer_before=layer_before),
     ).verdict
 
 

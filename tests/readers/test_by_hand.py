@@ -162,7 +162,9 @@ def test_texts_in_hdf5_are_no_tensors(tmp_path):
             file["prompts"] = ["one", "two"]
             file["labels"] = np.array([b"a", b"b"])
             for n in range(3):
-                file[f"activations/layer_{n}"] = x * (n + 1) * (-1 if (side, n) == ("bad", 1) else 1)
+                file[f"activations/layer_{n}"] = (
+                    x * (n + 1) * (-1 if (side, n) == ("bad", 1) else 1)
+                )
     result = whence.compare(tmp_path / "ref.h5", tmp_path / "bad.h5")
     assert (result.status, result.findings[0].name) == ("different", "activations.layer_1")
 
@@ -177,7 +179,11 @@ def test_layers_are_told_apart_in_stacks_and_classes_in_lists(tmp_path):
         for name in ("json", "list"):
             (tmp_path / name / side).mkdir(parents=True)
         held = np.concatenate([layers[:3], factor * layers[3:]])
-        line = {"tokens": [1, 2], "logits": (factor * logits).tolist(), "hidden_states": held.tolist()}
+        line = {
+            "tokens": [1, 2],
+            "logits": (factor * logits).tolist(),
+            "hidden_states": held.tolist(),
+        }
         (tmp_path / "json" / side / "golden.jsonl").write_text(json.dumps(line))
         kept = [(c, a * (factor if n > 5 else 1)) for n, (c, a) in enumerate(zip(classes, arrays))]
         (tmp_path / "list" / side / "acts.pkl").write_bytes(pickle.dumps(kept))

@@ -247,7 +247,9 @@ def as_tree(path, tensors):
 
 
 def as_rows(path, tensors):
-    rows = [{"step": 0, "name": n, "shape": list(x.shape), **figures_of(x)} for n, x in tensors.items()]
+    rows = [
+        {"step": 0, "name": n, "shape": list(x.shape), **figures_of(x)} for n, x in tensors.items()
+    ]
     path.with_suffix(".jsonl").write_text("\n".join(map(json.dumps, rows)))
 
 

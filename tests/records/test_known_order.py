@@ -245,8 +245,16 @@ def test_names_that_come_again_were_not_sorted():
 def test_results_in_front_of_the_layers_that_they_come_from_are_last():
     names = ["p.logits", *(f"p.hidden_states.{n}" for n in range(3)), "q.loss", "q.hidden_states.0"]
     order = known([Trace(name, entry=n, file="f") for n, name in enumerate(names)]).order
-    assert [names[n] for n in order if n < len(names)] == [*names[1:4], names[0], names[5], names[4]]
-    for names in (["logits", "hidden_states.0", "hidden_states.1"], ["a.logits", "a.hidden_states"]):
+    assert [names[n] for n in order if n < len(names)] == [
+        *names[1:4],
+        names[0],
+        names[5],
+        names[4],
+    ]
+    for names in (
+        ["logits", "hidden_states.0", "hidden_states.1"],
+        ["a.logits", "a.hidden_states"],
+    ):
         order = known([Trace(name, entry=n, file="f") for n, name in enumerate(names)]).order
         assert [names[n] for n in order if n < len(names)] == [*names[1:], names[0]]
 

@@ -2,8 +2,6 @@
 this process stands in the place of the recorded command.
 """
 
-import os
-import sys
 from pathlib import Path
 
 import pytest
@@ -44,9 +42,6 @@ def generate(path, factor, **options):
 def asked(tmp_path, monkeypatch):
     """Two runs of logits in the current folder; the options with which they are run again."""
     monkeypatch.chdir(tmp_path)
-    # The recorded command begins with a bare `python`, which has to be the one of these tests.
-    folders = (str(Path(sys.executable).parent), os.environ["PATH"])
-    monkeypatch.setenv("PATH", os.pathsep.join(folders))
     factors = {"reference": 1.0, "target": 1.2}
     options = {}
 

@@ -38,6 +38,8 @@ from whence.judge.statistics_drift import drift, parted
 from whence.judge.three_way import ThreeWay, judge_third, three_way, with_third
 from whence.judge.ties import Choice
 from whence.judge.unknown_depth import (
+    NOWHERE,
+    Elsewhere,
     OtherSteps,
     judge_stated,
     judge_unseen,
@@ -47,7 +49,9 @@ from whence.judge.verdict import LeafEvidence, judge_leaf, judge_region
 
 __all__ = [
     "LIMITS",
+    "NOWHERE",
     "Choice",
+    "Elsewhere",
     "ErrorGrowth",
     "FormulaDifference",
     "LeafEvidence",

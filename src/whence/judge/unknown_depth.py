@@ -71,6 +71,18 @@ class OtherSteps(NamedTuple):
         return quiet if after and len(quiet) >= max(3, every / 2) else ()
 
 
+class Elsewhere(NamedTuple):
+    """The errors of the tensor of one name elsewhere: they show what rounding makes in as many
+    operators. steps: in other steps; layer_before: one layer earlier. None where not known.
+    """
+
+    steps: OtherSteps | None = None
+    layer_before: float | None = None
+
+
+NOWHERE = Elsewhere()
+
+
 def judge_stated(
     verdict: Verdict,
     growth: ErrorGrowth,
@@ -120,16 +132,13 @@ def judge_unseen(
     look: Callable[[], Sight | None],
     *,
     is_whole: bool = False,
-    in_other_steps: OtherSteps | None = None,
-    in_layer_before: float | None = None,
+    elsewhere: Elsewhere = NOWHERE,
 ) -> Verdict:
     """The verdict of a tensor behind an unknown number of operators, from that of its growth.
 
     u: unit roundoff of the pair, 0 for an exact kind. errors_before: errors of visible tensors
     before it, None if there are none. look: what the elements show, None if they were not kept;
     called only if needed. is_whole: whether this is a whole model with recorded inputs and outputs.
-    in_other_steps: errors of the same tensor in other steps, if known; in_layer_before: that of the
-    same tensor one layer earlier, which shows what rounding makes in as many operators.
     """
     by_growth = growth.evidence in (Evidence.TWO_DUMPS, Evidence.STATISTICS)
     if growth.verdict == VerdictKind.IDENTICAL or not by_growth:
@@ -154,21 +163,12 @@ def judge_unseen(
     coherence = look() if is_half_roundoff(u) else None
     if coherence is not None and coherence.effect > LIMITS.growth * growth.e_in:
         return _introduced(verdict, growth, _not_rounding(coherence), is_whole=is_whole)
-    if in_other_steps is not None and (
-        stands_out := _beside(verdict, growth, in_other_steps, LIMITS.beside_other_steps)
+    if elsewhere.steps is not None and (
+        stands_out := _beside(verdict, growth, elsewhere.steps, LIMITS.beside_other_steps)
     ):
         return stands_out
-    if errors_before is None and (sight := coherence or look()) and sight.pattern:
-        size = f"differs by rel_l2 {growth.e_out:.2g}: {_not_rounding(sight)}"
-        words = f"{size}; here, or in what it was computed from, which was not recorded"
-        return _introduced(verdict, growth, "").replace(sentence=words)
     if errors_before is None:
-        return _open(
-            verdict,
-            f"differs by rel_l2 {growth.e_out:.2g}; what it was computed from was not recorded, so "
-            "the error may start here or before",
-            RECORD_INPUTS,
-        )
+        return _without_inputs(verdict, growth, coherence or look())
     if math.isinf(growth.e_out):
         return verdict
     if growth.e_in > room and growth.growth <= LIMITS.growth:
@@ -176,14 +176,7 @@ def judge_unseen(
     sight = coherence or look()
     if sight is not None and sight.pattern and not sight.effect:
         return _introduced(verdict, growth, _not_rounding(sight), is_whole=is_whole)
-    far = _far(u, errors_before)
-    typical = growth.e_out if sight is None else min(growth.e_out, sight.typical)
-    if typical > max(far, LIMITS.growth * growth.e_in):
-        why = f"more than {far:.2g}, which rounding leaves of no network that works"
-        return _introduced(verdict, growth, why, is_whole=is_whole)
-    earlier = LIMITS.beside_other_steps * (math.inf if in_layer_before is None else in_layer_before)
-    if typical > max(room, earlier, LIMITS.growth * growth.e_in):
-        why = f"the same of the layer before differs by {in_layer_before:.2g}"
+    if why := _no_rounding(growth, sight, _far(u, errors_before), room, elsewhere.layer_before):
         return _introduced(verdict, growth, why, is_whole=is_whole)
     if growth.evidence == Evidence.STATISTICS:
         return _open(verdict, _OF_STATISTICS.format(growth.e_out), KEEP_ELEMENTS)
@@ -193,6 +186,33 @@ def judge_unseen(
         "but how many operators lie between is not known"
     )
     return _open(verdict, words, SEE_INSIDE if is_whole else RECORD_MORE)
+
+
+def _without_inputs(verdict: Verdict, growth: ErrorGrowth, sight: Sight | None) -> Verdict:
+    """The verdict of a tensor beyond rounding before which nothing was recorded."""
+    size = f"differs by rel_l2 {growth.e_out:.2g}"
+    if sight is not None and sight.pattern:
+        words = (
+            f"{_not_rounding(sight)}; here, or in what it was computed from, which was not recorded"
+        )
+        return _introduced(verdict, growth, "").replace(sentence=f"{size}: {words}")
+    words = "what it was computed from was not recorded, so the error may start here or before"
+    return _open(verdict, f"{size}; {words}", RECORD_INPUTS)
+
+
+def _no_rounding(
+    growth: ErrorGrowth, sight: Sight | None, far: float, room: float, layer_before: float | None
+) -> str:
+    """Why most rows are further off than rounding, "" where they may not be."""
+    typical = growth.e_out if sight is None else min(growth.e_out, sight.typical)
+    grown = LIMITS.growth * growth.e_in
+    if typical > max(far, grown):
+        return f"more than {far:.2g}, which rounding leaves of no network that works"
+    if layer_before is None or typical <= max(
+        room, grown, LIMITS.beside_other_steps * layer_before
+    ):
+        return ""
+    return f"the same of the layer before differs by {layer_before:.2g}"
 
 
 def unless_coherent(

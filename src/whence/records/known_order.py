@@ -313,9 +313,7 @@ def _with_results_last(entries: Sequence[int], traces: Sequence[Trace]) -> list[
     return sorted(entries, key=place)
 
 
-_HIDDEN = re.compile(
-    r"(?:layer\.\d+\.)?\w*(?:hidden_states|attentions|past_key_values)(?:\.\d+)*$"
-)
+_HIDDEN = re.compile(r"(?:layer\.\d+\.)?\w*(?:hidden_states|attentions|past_key_values)(?:\.\d+)*$")
 _RETURNED = re.compile(r"(?:logits|loss|last_hidden_state|pooler_output)$")
 
 

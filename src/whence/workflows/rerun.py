@@ -10,6 +10,7 @@ import os
 import re
 import shlex
 import shutil
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -285,9 +286,11 @@ def recorded(info: Any, path: str) -> Command:
         )
     as_it_ran = _variables(info, path)
     # A capture in code records what the script was given, not the Python that ran it.
-    by_python = ("python",) if not info.interpreter and command[0].endswith(".py") else ()
+    words = tuple(command)
+    if not info.interpreter and words[0].endswith(".py"):
+        words = sys.executable, *words
     command_again = Command(
-        (*by_python, *command),
+        words,
         info.cwd,
         exit_codes=(info.settings.get("exit_code", 0),),
         variables=as_it_ran,

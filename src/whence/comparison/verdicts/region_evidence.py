@@ -54,10 +54,10 @@ class RegionEvidence:
     """What both runs show of a region.
 
     segment: -1 for a leaf. leaf: the errors of inputs and outputs, and the parameters, that the
-    judge gets. is_deep: the number of operators in the region is not known. in_other_steps: errors
-    of its outputs in other steps, for deep leaves. ahead: the largest error of all earlier tensors,
-    for a leaf whose place among the calls is a guess. scopes: by slot, the scope of a parameter of
-    a call inside.
+    judge gets. is_deep: the number of operators in the region is not known. elsewhere: errors of
+    its outputs in other steps and layers, for deep leaves. ahead: the largest error of all earlier
+    tensors, for a leaf whose place among the calls is a guess. scopes: by slot, the scope of a
+    parameter of a call inside.
     """
 
     pair: PairedCall
@@ -66,8 +66,7 @@ class RegionEvidence:
     outputs: Sequence[RegionOutput]
     leaf: judge.LeafEvidence
     is_deep: bool
-    in_other_steps: judge.OtherSteps | None = None
-    in_layer_before: float | None = None
+    elsewhere: judge.Elsewhere = judge.NOWHERE
     ahead: judge.PairError | None = None
     drift: ParameterDrift | None = None
     scopes: Mapping[str, str] = field(default_factory=dict)
@@ -140,8 +139,9 @@ class LeafEvidenceCollector:
             ],
             leaf,
             is_deep=is_deep,
-            in_other_steps=self._in_other_steps(call) if is_deep else None,
-            in_layer_before=self._in_layer_before(call) if is_deep else None,
+            elsewhere=judge.Elsewhere(self._in_other_steps(call), self._in_layer_before(call))
+            if is_deep
+            else judge.NOWHERE,
             ahead=self._unseen.ahead.get(call.id) if PLACED in call.notes else None,
             drift=self._drifts.of(pair, slots, given),
         )

@@ -191,8 +191,7 @@ class RegionJudge:
                 leaf.inputs or None,
                 lambda: self.errors.sight(slots),
                 is_whole=pair.call.parent == -1 and pair.call.leaf and pair.partner.leaf,
-                in_other_steps=evidence.in_other_steps,
-                in_layer_before=evidence.in_layer_before,
+                elsewhere=evidence.elsewhere,
             )
             if verdict.verdict == VerdictKind.INTRODUCED and self._is_coded_alone:
                 words = f"{verdict.sentence}; the target computes with codes, whose loss is open"

@@ -316,13 +316,15 @@ class Neighbourhoods:
         return verdict
 
     def _as_functions(self, region: Region, verdict: Verdict, start: int) -> Verdict | None:
-        """The verdict of a suspect inside a call that is one function in both runs; None where it
-        stands.
+        """The verdict of a suspect inside a call that both runs divide otherwise and that is one
+        function in both; None where it stands. Only the size of an error may be rounding: other
+        inputs, missing tensors and what is not finite have none.
         """
-        if verdict.verdict != VerdictKind.INTRODUCED or self._sides is None:
+        is_sized = verdict.score is not None and math.isfinite(verdict.score)
+        if verdict.verdict != VerdictKind.INTRODUCED or not is_sized or self._sides is None:
             return None
         # Nothing is known of what one run alone writes in place.
-        around = (number for number in self._paired_around(start) if self._left(number))
+        around = (n for n in self._paired_around(start) if self._left(n) and self._paired.alone(n))
         outcome, call = self.functions.acquitted(self._pairs_of(region, verdict), around)
         if call is None:
             return None

@@ -242,7 +242,7 @@ class LabelJudge:
                 u,
                 errors_before or None,
                 look,
-                in_layer_before=self._in_layer_before(label),
+                elsewhere=judge.Elsewhere(layer_before=self._in_layer_before(label)),
             )
             if verdict.verdict == VerdictKind.UNDETERMINED and self._is_rounded_gradient(
                 label, growth, u
@@ -378,5 +378,5 @@ def _worst(errors: Sequence[judge.PairError]) -> list[judge.PairError]:
     unknown = [e for e in errors if e.value is None]
     largest = {e.evidence: e for e in measured}
     few = {id(e): e for e in measured if e.u > 0}
-    kept = [*few.values()][: ENOUGH_EQUAL]
+    kept = [*few.values()][:ENOUGH_EQUAL]
     return [*kept, *(e for e in largest.values() if id(e) not in {*map(id, kept)}), *unknown[:1]]
