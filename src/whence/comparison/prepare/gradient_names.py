@@ -6,7 +6,7 @@ their slots. The calls that read the parameters are paired better, and tell whic
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import msgspec
 
@@ -60,8 +60,14 @@ def _paired_names(pairs: Sequence[CallPair], reference: Run, target: Run) -> Nam
 
 
 def _repaired(pair: CallPair, names: Names, runs: tuple[Run, Run]) -> CallPair:
-    """The pair of two calls that collect gradients, with those that differ in name paired anew."""
-    free = {slot.reference_slot for slot in pair.slots if _is_free(slot)}
+    """The pair of two calls that collect gradients, with those that differ in name paired anew
+    where their parameters are paired.
+    """
+    free = {
+        slot.reference_slot
+        for slot in pair.slots
+        if _is_free(slot) and split_slot(slot.reference_slot)[1] in names
+    }
     slots = [slot for slot in pair.slots if slot.reference_slot not in free]
     used = {slot.target_slot for slot in slots}
     own = {ref.slot: ref for ref in runs[0].calls[pair.reference].refs}
@@ -69,8 +75,8 @@ def _repaired(pair: CallPair, names: Names, runs: tuple[Run, Run]) -> CallPair:
     alone = [slot for slot in (*free, *pair.only_reference) if slot in own]
     for slot in sorted(alone, key=list(own).index):
         kind, name = split_slot(slot)
-        candidates = [f"{kind}.{other}" for other in names.get(name, ())]
-        match = next((across[c] for c in candidates if c in across), None)
+        same_kind = (ref for ref in across.values() if split_slot(ref.slot)[0] == kind)
+        match = next((ref for ref in same_kind if _is_of(ref.slot, names.get(name, ()))), None)
         if match is not None and _fits(own[slot], match, runs):
             del across[match.slot]
             slots.append(SlotPair(slot, match.slot, own[slot].record, match.record))
@@ -81,6 +87,12 @@ def _repaired(pair: CallPair, names: Names, runs: tuple[Run, Run]) -> CallPair:
         only_reference=tuple(slot for slot in own if slot not in placed),
         only_target=tuple(across),
     )
+
+
+def _is_of(slot: str, names: Collection[str]) -> bool:
+    """Whether a gradient is of one of these parameters, perhaps named from a wrapper on."""
+    name = split_slot(slot)[1]
+    return any(name == other or name.endswith(f".{other}") for other in names)
 
 
 def _fits(ref: Ref, match: Ref, runs: tuple[Run, Run]) -> bool:
