@@ -42,6 +42,7 @@ def generate(path, factor, **options):
 def asked(tmp_path, monkeypatch):
     """Two runs of logits in the current folder; the options with which they are run again."""
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.argv", ["generate.py"])  # the command that a capture in code records
     factors = {"reference": 1.0, "target": 1.2}
     options = {}
 
