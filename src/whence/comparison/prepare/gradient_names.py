@@ -60,14 +60,8 @@ def _paired_names(pairs: Sequence[CallPair], reference: Run, target: Run) -> Nam
 
 
 def _repaired(pair: CallPair, names: Names, runs: tuple[Run, Run]) -> CallPair:
-    """The pair of two calls that collect gradients, with those that differ in name paired anew
-    where their parameters are paired.
-    """
-    free = {
-        slot.reference_slot
-        for slot in pair.slots
-        if _is_free(slot) and split_slot(slot.reference_slot)[1] in names
-    }
+    """The pair of two calls that collect gradients, with those that differ in name paired anew."""
+    free = {slot.reference_slot for slot in pair.slots if _is_free(slot)}
     slots = [slot for slot in pair.slots if slot.reference_slot not in free]
     used = {slot.target_slot for slot in slots}
     own = {ref.slot: ref for ref in runs[0].calls[pair.reference].refs}
