@@ -54,6 +54,24 @@ def test_backward_passes_stay_with_the_calls_that_their_forward_calls_went_to(tm
     assert whence.compare(tmp_path / "whole", tmp_path / "parts").status == "same"
 
 
+@pytest.mark.parametrize(("added", "is_same"), [(0.0, True), (0.05, False)])
+def test_losses_may_be_summed_before_one_backward_pass(tmp_path, added, is_same):
+    """A constant in the sum has no gradient, and still is another loss."""
+    torch.manual_seed(0)
+    model, x = Two(), torch.randn(4, 4)
+    optimiser = torch.optim.SGD(model.parameters(), 0.1)
+    with whence.capture(model, tmp_path / "summed"):
+        for _ in range(2):
+            optimiser.zero_grad()
+            losses = [model(part).square().mean() / 2 for part in x.chunk(2)]
+            (torch.stack(losses).sum() + added).backward()
+            optimiser.step()
+    trained(tmp_path / "parts", 2)
+    for runs in (("parts", "summed"), ("summed", "parts")):
+        result = whence.compare(*(tmp_path / run for run in runs))
+        assert (result.status == "same") == is_same
+
+
 @pytest.mark.parametrize(("factor", "is_same"), [(1.0, True), (2.0, False)])
 def test_gradients_without_a_backward_pass_are_held_to_the_step(tmp_path, factor, is_same):
     for name in ("backward", "grad"):

@@ -12,6 +12,7 @@ import itertools
 import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
@@ -22,7 +23,7 @@ from whence.dtypes import unit_roundoff
 from whence.judge import PairError
 from whence.judge.limits import LIMITS, U32
 from whence.judge.replay_error import ratio
-from whence.records import Call, Region
+from whence.records import Call, Record, Region, Run
 from whence.records.region import outwards
 from whence.records.slots import is_input, is_output, is_param, is_written, split_slot
 from whence.records.training import GRADIENTS, LOSS, OPTIMIZER
@@ -30,12 +31,51 @@ from whence.results import GUILTY, SlotPair, Verdict
 
 _TAKEN, _HELD, _LEFT = "input.grad", "input.param", "output.param"
 _MADE, _OF_INPUT = "output.grad.", "output.grad.input."
+_SEED = "input.grad.output.0"
 _CANCELLED = 3e-2  # of its module's largest gradient: a smaller one may be left of larger terms
 _CLEARLY = 2.0  # times as far
 _SCALE = "scale_estimate"
 _COHERENT = 2.0  # unit roundoffs by which the size of all gradients together may differ
 _ONE_SCALE = 0.02  # by which scales of gradients differ that are told as one
 _MOST_CAME_IN = 1e-3  # of a gradient: what earlier steps left explains no more
+
+
+class _Losses(NamedTuple):
+    """The losses of a step that have a backward pass. value, size: the sums of their values and of
+    the magnitudes of these; gradient: the norm of all their gradients, as of a seed of one; u: the
+    largest unit roundoff of a value. NaN where a number is not known.
+    """
+
+    number: int
+    value: float
+    size: float
+    gradient: float
+    u: float
+
+    @classmethod
+    def of(cls, run: Run, loss: Call) -> _Losses:
+        """Those of a run in the step of `loss`."""
+        place = LOSS, loss.root, loss.step, loss.rank
+        calls = [c for c in run.calls if (c.op, c.root, c.step, c.rank) == place]
+        by_order = {call.order: call for call in calls}
+        values, gradients, u = list[float](), list[float](), 0.0
+        for call in calls:
+            forward = by_order.get(call.forward) if call.phase == "backward" else None
+            for ref in forward.slots("output") if forward is not None else ():
+                record = run.records[ref.record]
+                mean = record.statistics.mean if record.statistics is not None else None
+                values.append(math.nan if mean is None else mean)
+                u = max(u, unit_roundoff(record.dtype) or 0.0)
+            if forward is not None:
+                norms = {ref.slot: _norm_of(run.records[ref.record]) for ref in call.refs}
+                seed = norms.get(_SEED) or math.nan
+                gradients += [n / seed for slot, n in norms.items() if slot.startswith(_OF_INPUT)]
+        return cls(len(values), sum(values), sum(map(abs, values)), math.hypot(*gradients), u)
+
+
+def _norm_of(record: Record) -> float:
+    norm = record.statistics.norm if record.statistics is not None else None
+    return math.nan if norm is None else norm
 
 
 class StepGradients:
@@ -202,7 +242,8 @@ class StepGradients:
     def _may_a_step_tell(self, call: Call) -> bool:
         is_alone = call.phase == "backward" and call.id not in self._paired.pair_of
         if call.op == LOSS and not is_alone:
-            return self._does_gradient_differ(call)
+            does_add_up = self._do_losses_add_up(call)
+            return self._does_gradient_differ(call) if does_add_up is None else does_add_up
         if call.phase == OPTIMIZER:
             return call.op == GRADIENTS
         return call.phase != "forward" or self._is_given_other_rows(call)
@@ -251,6 +292,19 @@ class StepGradients:
             for pair in self._paired.slots_of(call.id).values()
             if pair.reference_slot.startswith(_MADE)
         )
+
+    def _do_losses_add_up(self, loss: Call) -> bool | None:
+        """Whether the losses of a step add up to the same in both runs, but for the scale of their
+        gradients. None where each has as many losses with a backward pass, or one is not known.
+        """
+        runs = self._paired.reference, self._paired.target
+        sums = [_Losses.of(run, loss) for run in runs]
+        known = all(each.gradient and math.isfinite(each.size) for each in sums)
+        if sums[0].number == sums[1].number or not known:
+            return None
+        scale = sums[1].gradient / sums[0].gradient
+        u = max(each.u for each in sums)
+        return abs(sums[1].value - scale * sums[0].value) <= LIMITS.within(u) * sums[1].size
 
     def _taken_behind(self, call: Call) -> set[tuple[int, str, int]]:
         """The steps (rank, root, step) that update the parameters next; empty if some parameter has
@@ -405,7 +459,8 @@ class StepGradients:
         figure = self._replays.figures.get(call.id, {}).get(verdict.slot)
         size = max(error.value or 0.0, figure.error_rel if figure is not None else 0.0)
         is_shown = error.value is None or size >= _CLEARLY * self._within(error)
-        return is_shown and not is_value_alone(self._paired, call)
+        is_constant = is_value_alone(self._paired, call) and not self._do_losses_add_up(call)
+        return is_shown and not is_constant
 
     def _norm(self, pair: SlotPair, *, in_target: bool = False) -> float:
         paired = self._paired
