@@ -13,7 +13,6 @@ import stat
 import subprocess
 import sys
 import textwrap
-import threading
 import time
 import types
 from pathlib import Path
@@ -23,7 +22,7 @@ import pytest
 from whence import errors, extras, store
 from whence.errors import CaptureError
 from whence.instrument.framework import set_determinism
-from whence.instrument.launch import child_process, interpreter, outcome, redaction
+from whence.instrument.launch import interpreter, outcome, redaction
 from whence.instrument.launch import launcher as launch
 from whence.instrument.launch.child_process import EndedProcess
 from whence.instrument.options import CaptureOptions, make
@@ -380,33 +379,42 @@ def in_terminal(place, script, keys=b""):
     return output.decode(), os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
 
-@pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")
 @pytest.mark.parametrize("is_step", [True, False])
 def test_a_command_that_handles_ctrl_c_interrupts_what_it_is_a_step_of(tmp_path, is_step):
-    ready, script = tmp_path / "ready", tmp_path / "asks.py"
-    script.write_text(
+    """In a process of its own: a signal must not reach the one that runs the tests."""
+    asks, outer = tmp_path / "asks.py", tmp_path / "outer.py"
+    ready = str(tmp_path / "ready")
+    asks.write_text(
         "import pathlib, signal, sys, time\n"
         "signal.signal(signal.SIGINT, lambda n, frame: sys.exit(2))\n"
-        f"pathlib.Path({str(ready)!r}).touch()\ntime.sleep(60)\n"
+        f"pathlib.Path({ready!r}).touch()\ntime.sleep(60)\n"
     )
+    outer.write_text(
+        textwrap.dedent(f"""
+            import os, pathlib, signal, sys, threading, time
+            from whence.instrument.launch import child_process
 
-    def interrupt():
-        while not ready.exists():
-            time.sleep(0.01)
-        os.kill(os.getpid(), signal.SIGINT)
+            def interrupt():
+                while not pathlib.Path({ready!r}).exists():
+                    time.sleep(0.01)
+                os.kill(os.getpid(), signal.SIGINT)
 
-    thread = threading.Thread(target=interrupt)
-    thread.start()
-    with (tmp_path / "log").open("wb") as log:
-        words, environment = [sys.executable, str(script)], dict(os.environ)
-        if is_step:
-            with pytest.raises(KeyboardInterrupt):
-                child_process.execute(words, environment, log)
-        else:
-            assert child_process.execute(words, environment).exit_code == 2
-    thread.join()
+            threading.Thread(target=interrupt).start()
+            words = [sys.executable, {str(asks)!r}]
+            log = open({str(tmp_path / "log")!r}, "wb") if {is_step} else None
+            try:
+                print(child_process.execute(words, dict(os.environ), log).exit_code)
+            except KeyboardInterrupt:
+                print("interrupted")
+        """)
+    )
+    done = subprocess.run(
+        [sys.executable, str(outer)], capture_output=True, text=True, check=True, timeout=120
+    )
+    assert done.stdout.split() == ["interrupted" if is_step else "2"]
 
 
+@pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")
 def test_the_terminal_is_kept(place):
     script = place.script("""
         import os, sys, torch

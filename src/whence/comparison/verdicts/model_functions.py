@@ -42,6 +42,7 @@ Hold = Callable[[Any, Call, str], Any]
 Located = Callable[[Verdict, Region], Verdict]
 
 _SAME_FUNCTION = 1e-9  # relative, of two ways to write one formula in float64
+_WRITTEN_ANEW = 6.0  # times the target's own rounding that rounding computed parameters may leave
 _CALLS = 2  # of one model that are asked
 _PASSES = VerdictKind.NOISE, VerdictKind.INHERITED, VerdictKind.AMPLIFIED
 _OPEN = VerdictKind.UNDETERMINED, VerdictKind.INCOMPARABLE
@@ -204,7 +205,7 @@ class ModelFunctions:
             return 0.0
         if self._hold_the_same(exact):
             return told.score
-        return min(told.score, error / (judge.LIMITS.certain * max(own, u / 2)))
+        return min(told.score, error / (_WRITTEN_ANEW * max(own, u / 2)))
 
     def _own_rounding(self, pair: SlotPair, exact: Exact) -> float | None:
         """How far the target's tensor is from what its own programs give in float64."""

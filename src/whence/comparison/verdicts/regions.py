@@ -586,7 +586,7 @@ class SegmentJudge:
         """The call that the target does not have and whose code makes the tensor that a verdict is
         about, or hands on what was right before; None in a container that has all of its own code.
         """
-        calls, kids = self.paired.calls, self.paired.kids[region.call]
+        calls, kids = self.paired.calls, self.paired.kids.get(region.call, ())
         opened = [k for k in kids[: region.stretch + 1] if has_mark(calls[k], Mark.OPENED)]
         if not opened:
             return None

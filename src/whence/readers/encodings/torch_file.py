@@ -196,7 +196,8 @@ def _with_names(items: Sequence[Any], *, is_list: bool = False) -> list[tuple[An
     """
     named: list[tuple[Any, Any]] = []
     keys = [tuple(p for p in i if isinstance(p, str)) for i in items if isinstance(i, tuple)]
-    numbered = len({*keys}) < len(keys)  # a number tells apart what has one name: of a layer
+    # A number tells apart what has one name: of a layer, unless names have numbers of layers.
+    numbered = len({*keys}) < len(keys) and not any(re.search(r"\d", "".join(k)) for k in keys)
     for item in items:
         if isinstance(item, Unknown) and isinstance(item.state, dict):  # of a class of one's own
             item = item.state
