@@ -254,8 +254,9 @@ def sight(reference: Array, target: Array, u: float, room: float) -> Sight | Non
     g, t = reference.astype(np.float64), target.astype(np.float64)
     finite = np.isfinite(g) & np.isfinite(t)
     g, t = np.where(finite, g, 0.0), np.where(finite, t, 0.0)
-    size, error = float(np.linalg.norm(g)), float(np.linalg.norm(t - g))
-    if not size or not error:
+    with np.errstate(over="ignore"):
+        size, error = float(np.linalg.norm(g)), float(np.linalg.norm(t - g))
+    if not size or not error or not math.isfinite(size + error):
         return None
     typical = _typical(g, t)
     if (coherence := coherent(reference, target)) is not None:
