@@ -50,12 +50,11 @@ def check_operators(
     with workplace(output, "xray check") as place:
         tests = place / "pytests"
         generate_tests(reference if is_table[1] else target, tests, cpu_init=True)
-        given = (reference if is_table[0] else ""), tested or (target if is_table[1] else "")
         tables = [
             table or _table(tests, place / f"{side}.csv", where)
             for table, side, where in (
-                (given[0], "reference", device if is_table[1] else "cpu"),
-                (given[1], "target", device),
+                (is_table[0] and reference, "reference", device if is_table[1] else "cpu"),
+                (tested or (is_table[1] and target), "target", device),
             )
         ]
         recorded = None if any(is_table) else compare(reference, target)

@@ -29,7 +29,8 @@ def compare_layers(
     generation = result.generation
     if generation is None or not generation.logits_only:
         raise UsageError(
-            "layers is for runs of logits; these hold the layers, and the answer names them"
+            "--layers is for runs of logits (--level logits); these hold the layers: compare names "
+            "the one at fault without it"
         )
     if generation.suspect < 0:
         return result

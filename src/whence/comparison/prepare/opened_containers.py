@@ -72,7 +72,8 @@ def with_containers_of_both(aligned: align.Aligned) -> align.Aligned:
 def _without_other_places(aligned: align.Aligned) -> Plan:
     """The plan without pairs that rest on a place in the program alone, which says nothing where
     modules are divided otherwise: backward passes that lead to children which are no pair, and
-    gradients and steps of parameters, paired in order, whose modules are none.
+    gradients and steps of parameters, paired in order, whose modules are none. The backward pass of
+    a module is paired with that of the module's partner instead.
     """
     plan, runs = aligned.plan, (aligned.reference, aligned.target)
     if all(runs[0].calls[pair.reference].phase == "forward" for pair in plan.pairs):
@@ -118,23 +119,22 @@ def _without_other_places(aligned: align.Aligned) -> Plan:
     if not wrong:
         return plan
     pairs = [p for p in plan.pairs if p.reference not in wrong]
-    taken = {k for p in pairs for k in (p.target, *p.also)}
-    passes = {(c.rank, c.forward): c.id for c in runs[1].calls if _is_of_module(c)}
-    for number in wrong:  # the pass of the call that is paired with that of its forward pass
-        call = runs[0].calls[number]
-        for forward in partners.get(at[0].get((call.rank, call.forward), -1), ()):
-            behind = passes.get((call.rank, runs[1].calls[forward].order), -1)
-            if _is_of_module(call) and behind >= 0 and behind not in taken:
-                taken.add(behind)
-                pairs.append(pair_of(call, runs[1].calls[behind], ORDER, *runs))
-                break
+    used = {k for p in pairs for k in (p.target, *p.also)}
+    passes = {(c.rank, c.forward): c for c in runs[1].calls if _is_of_module(c)}
+    for call in filter(_is_of_module, map(runs[0].calls.__getitem__, wrong)):
+        forwards = partners.get(at[0].get((call.rank, call.forward), -1), ())
+        candidates = (passes.get((call.rank, runs[1].calls[k].order)) for k in forwards)
+        partner = next((c for c in candidates if c is not None and c.id not in used), None)
+        if partner is not None:
+            used.add(partner.id)
+            pairs.append(pair_of(call, partner, ORDER, *runs))
     placed = {p.reference for p in pairs}
     return msgspec.structs.replace(
         plan,
         pairs=tuple(pairs),
         unmatched_reference=(*plan.unmatched_reference, *(k for k in wrong if k not in placed)),
         unmatched_target=tuple(
-            k for k in (*plan.unmatched_target, *wrong.values()) if k not in taken
+            k for k in (*plan.unmatched_target, *wrong.values()) if k not in used
         ),
     )
 

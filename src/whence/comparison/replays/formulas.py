@@ -181,11 +181,11 @@ class _ProgramPair:
             return False
         needed = target.needs(self._target_slot[slot])
         of_reference = {self._target_slot[s] for s in read}
-        made = {self._target_slot.get(s) for s, _ in self._reference.outputs}
-        made |= {s for s, _ in self._target.outputs}
+        outputs = {self._target_slot.get(s) for s, _ in self._reference.outputs}
+        outputs |= {s for s, _ in self._target.outputs}
         # What only one of them makes itself was rounded before the other reads it.
         return needed <= self._reference_slot.keys() and not any(
-            is_param(s) or s in made for s in of_reference ^ needed
+            is_param(s) or s in outputs for s in of_reference ^ needed
         )
 
     def _at(

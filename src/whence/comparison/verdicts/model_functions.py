@@ -77,7 +77,7 @@ class ModelFunctions:
         self._regions, self._sides = regions, sides
         self._held, self._located = held, located
         self._same_numbers: dict[tuple[int, ...], bool] = {}
-        self._exact: dict[int, Exact | None] = {}
+        self._one_function: dict[int, Exact | None] = {}
 
     def judged(
         self, verdicts: Mapping[Key, Verdict], whole: Mapping[int, int]
@@ -156,7 +156,7 @@ class ModelFunctions:
             reference = self._of_reference(call, {}, smooth=smooth)
             target = _Remembering(side, self._own_parameters, own, {}, smooth=smooth)
             target.of(partner, side.arrays(own)[0])
-            return Exact(reference.made, target.made, (reference.ran, target.ran))
+            return Exact(reference.computed, target.computed, (reference.ran, target.ran))
         return None
 
     def _of_reference(
@@ -200,12 +200,12 @@ class ModelFunctions:
         u = judge.unit_roundoff(self._paired.target.records[pair.target_record].dtype)
         if own is None or error is None or not u:
             return 0.0
-        told = judge.formula_difference("", error, u, lambda: own, only_constants=False)
-        if told is None:
+        difference = judge.formula_difference("", error, u, lambda: own, only_constants=False)
+        if difference is None:
             return 0.0
         if self._hold_the_same(exact):
-            return told.score
-        return min(told.score, error / (_WRITTEN_ANEW * max(own, u / 2)))
+            return difference.score
+        return min(difference.score, error / (_WRITTEN_ANEW * max(own, u / 2)))
 
     def _own_rounding(self, pair: SlotPair, exact: Exact) -> float | None:
         """How far the target's tensor is from what its own programs give in float64."""
@@ -283,8 +283,8 @@ class ModelFunctions:
         """
         for number in around:
             call = self._paired.calls[number]
-            outputs, exact = self._outputs(call), self._exact_once(call)
-            if exact is None or not outputs or not all(_is_same(p, exact) for p in outputs):
+            exact = self._as_one_function(call)
+            if exact is None:
                 continue
             if not pairs or not self._reproduces(exact.ran[1]):
                 return Outcome.TRAVELS, None
@@ -303,13 +303,16 @@ class ModelFunctions:
         ReplayRefused, ElementsMissing, KeyError.
         """
         patches = {pair.reference_record: exact.target[pair.target_record]}
-        moved = exact._replace(reference=self._of_reference(call, patches, smooth=False).made)
+        moved = exact._replace(reference=self._of_reference(call, patches, smooth=False).computed)
         return not all(_is_same(output, moved) for output in self._outputs(call))
 
-    def _exact_once(self, call: Call) -> Exact | None:
-        if call.id not in self._exact:
-            self._exact[call.id] = self.exact(call, smooth=False)
-        return self._exact[call.id]
+    def _as_one_function(self, call: Call) -> Exact | None:
+        """What both runs give in float64 inside a call that is one function in them, else None."""
+        if call.id not in self._one_function:
+            outputs, exact = self._outputs(call), self.exact(call, smooth=False)
+            is_one = exact is not None and outputs and all(_is_same(p, exact) for p in outputs)
+            self._one_function[call.id] = exact if is_one else None
+        return self._one_function[call.id]
 
     def _reproduces(self, calls: Sequence[Call]) -> bool:
         """Whether the target's operators, run again, give what it recorded of each call."""
@@ -350,7 +353,7 @@ def _numbers(side: ReplaySource, calls: Sequence[Call], kind: str) -> Array:
 
 
 class _Remembering(WiredReplay):
-    """A replay in float64 that keeps every tensor. made: these tensors, by record. patches: tensors
+    """A replay in float64 that keeps every tensor. computed: these, by record. patches: tensors
     that later calls read in the place of those. smooth: raise ReplayRefused for code that chooses
     among numbers or jumps.
     """
@@ -366,13 +369,13 @@ class _Remembering(WiredReplay):
     ) -> None:
         super().__init__(side, "float64", held, lenient=True)
         self._inputs, self._patches, self._smooth = inputs, patches, smooth
-        self.made: dict[int, Array] = {}
+        self.computed: dict[int, Array] = {}
 
     def of(self, call: Call, given: Mapping[str, Array]) -> None:
         """Run a call and those inside. Raises ReplayRefused, ElementsMissing, KeyError."""
         self.state.update((self._inputs[slot], array) for slot, array in given.items())
         results, records = self.run(call, given), call.by_slot
-        self.made.update((records[s], array) for s, array in results.items() if s in records)
+        self.computed.update((records[s], array) for s, array in results.items() if s in records)
 
     def run(self, call: Call, given_tensors: Mapping[str, Array]) -> dict[str, Array]:
         """As `WiredReplay.run`."""
@@ -386,7 +389,7 @@ class _Remembering(WiredReplay):
         records, passed = call.by_slot, dict(arrays)
         for slot, array in arrays.items():
             record = records.get(slot, -1)
-            self.made.setdefault(record, array)
+            self.computed.setdefault(record, array)
             patch = self._patches.get(record)
             if patch is not None and patch.shape == array.shape:
                 passed[slot] = patch

@@ -376,7 +376,6 @@ def _worst(errors: Sequence[judge.PairError]) -> list[judge.PairError]:
     """
     measured = sorted((e for e in errors if e.value is not None), key=lambda e: e.inherited or 0.0)
     unknown = [e for e in errors if e.value is None]
-    largest = {e.evidence: e for e in measured}
-    few = {id(e): e for e in measured if e.u > 0}
-    kept = [*few.values()][:ENOUGH_EQUAL]
-    return [*kept, *(e for e in largest.values() if id(e) not in {*map(id, kept)}), *unknown[:1]]
+    few = [e for e in measured if e.u > 0][:ENOUGH_EQUAL]
+    largest = {e.evidence: e for e in measured}.values()
+    return [*few, *(e for e in largest if all(e is not other for other in few)), *unknown[:1]]

@@ -192,8 +192,8 @@ def _handing(update: Callable[..., Any], now: Mapping[int, tuple[Array, Array]])
 
     def handing(keys: Any, values: Any, layer_idx: int, *args: Any, **kwargs: Any) -> Any:
         own = update(keys, values, layer_idx, *args, **kwargs)
-        given = [torch.from_numpy(rows).to(own[0]) for rows in now.get(layer_idx, ())]
-        rows = tuple(each.transpose(0, 1)[None] for each in given)
+        stored = [torch.from_numpy(rows).to(own[0]) for rows in now.get(layer_idx, ())]
+        rows = tuple(each.transpose(0, 1)[None] for each in stored)
         fits = [row.shape for row in rows] == [each.shape for each in own]
         return rows if fits else own
 
