@@ -130,6 +130,20 @@ def differs(bare, captured):
     return fields
 
 
+def _changed(answer, bare, captured, field):
+    """The end of what an answer has in a field; of its files, those that differ."""
+    value = getattr(answer, field)
+    if field == "files":
+        names = bare.files.keys() | captured.files.keys()
+        value = {
+            n: value.get(n, b"")[-240:]
+            for n in sorted(names)
+            if bare.files.get(n) != captured.files.get(n)
+        }
+        return str(value)[:2000]
+    return str(value)[-240:]
+
+
 def compared(name, place, levels, counts):
     """Compare a program with itself, then at each level; how many levels differ."""
     bare, _ = run(name, None, place / "bare")
@@ -143,15 +157,17 @@ def compared(name, place, levels, counts):
         captured, said = run(name, level, place / level)
         found = differs(bare, captured)
         wrong += bool(found)
+        counts["no run"] += said.startswith("no run")
         counts["differ" if found else "alike"] += 1
         counts["runs that say they are not whole"] += "not whole" in said
         if not found and "not whole" not in said and "no run" not in said:
             continue
         how = f"DIFFERS in {', '.join(found)}" if found else "alike"
         print(f"{name:40} {level:8} {how}; {said[:160]}", flush=True)
-        for field in {"ended", "printed", "told"} & set(found):
-            for side, answer in (("bare", bare), ("captured", captured)):
-                print(f"    {side}: {str(getattr(answer, field))[-240:]}", flush=True)
+        for field in Answer._fields:
+            if getattr(bare, field) != getattr(captured, field):
+                for side, answer in (("bare", bare), ("captured", captured)):
+                    print(f"    {side}: {_changed(answer, bare, captured, field)}", flush=True)
     return wrong
 
 
