@@ -417,3 +417,65 @@ def test_what_differs_in_generation_alone_is_named_with_its_step(second, words):
     differs = Upgraded("net", UpgradeKind.DIFFERS)
     named = only_generating(differs, {"outputs": first}, {"outputs": {**first, **second}})
     assert (named.place.words if named.place else "") == words
+
+
+class _Widths:
+    """A configuration of two widths that have to be equal, under a name that no rule knows."""
+
+    model_type = "widths"
+
+    def __init__(self, hidden_size=4096, adapter_input=4096, num_attention_heads=32, spare=None):
+        self.hidden_size, self.adapter_input = hidden_size, adapter_input
+        self.num_attention_heads, self.spare = num_attention_heads, spare
+
+
+def test_widths_that_have_to_be_equal_become_smaller_together():
+    tried = []
+
+    def failure(arguments):
+        config = tiny_configs.smaller(_Widths(), arguments)
+        tried.append(arguments)
+        return "" if config.hidden_size == config.adapter_input else "they must be equal"
+
+    chosen = tiny_configs.searched(_Widths(), failure)
+    assert chosen["hidden_size"] == chosen["adapter_input"] == 256
+    assert len(tried) < 10
+
+
+def test_a_model_that_lacks_an_input_is_made_small_as_far_as_it_fails_alike():
+    def failure(arguments):
+        config = tiny_configs.smaller(_Widths(), arguments)
+        return "no pixels" if config.hidden_size == config.adapter_input else "they must be equal"
+
+    assert tiny_configs.searched(_Widths(), failure)["adapter_input"] == 256
+
+
+def test_parts_of_a_rotation_become_as_long_as_what_they_split():
+    config = _Widths(spare={"sections": [8, 12, 12]})
+    error = RuntimeError(
+        "split_with_sizes expects split_sizes to sum exactly to 8 (input tensor's size at "
+        "dimension -1), but got split_sizes=[8, 12, 12]"
+    )
+    assert tiny_configs.scaled_parts(error, config)
+    assert config.spare == {"sections": [2, 3, 3]}
+    assert not tiny_configs.scaled_parts(RuntimeError("another"), config)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "name",
+    ["detr", "qwen2_5_vl_vision", "jamba", "codegen", "depth_anything", "blip_2_qformer"],
+)
+def test_architectures_that_do_not_run_as_they_are_are_built(name):
+    pytest.importorskip("transformers")
+    from whence.workflows.upgrade.inside import transformers_models as models
+
+    if name not in models.names():
+        pytest.skip(f"this release of transformers has no {name}")
+    with models.quiet():
+        built = models.build(name)
+        again = models.build(name, built.chosen)
+    assert again.settings == built.settings
+    assert {k: v.tolist() for k, v in again.inputs.items()} == {
+        k: v.tolist() for k, v in built.inputs.items()
+    }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import re
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from . import values
@@ -13,21 +14,26 @@ SIZES = ("small", "in proportion", "few layers", "as it is")
 """What is made small: everything; everything, widths and heads by one factor, so that their
 relations hold; layers, tokens, experts and images; only tokens.
 """
-_FACTOR = 16
-"""Largest factor by which widths and heads become smaller in proportion."""
+_FACTORS = (16, 8, 4, 2)
+"""By which widths and heads become smaller in proportion, the first that all can have."""
+_TRIALS = 60
+"""Settings that a search tries before it ends with what fits."""
+_SMALLEST_WIDTH = 64
+"""Settings below it are not searched for widths that no rule names."""
 
 # The first rule that matches the name gives the number; a rule never increases a number.
 _COUNTS = (
-    (r"(vocab_size|vocabulary_size|n_tokens|num_embeddings)$", VOCABULARY),
+    (r"(vocab_size|vocabulary_size|_vocab|n_tokens|num_embeddings)$", VOCABULARY),
     (r"(num|n)_(local_|routed_)?experts$|^n_routed_experts$|moe_num_experts$", 4),
     (r"experts_per_tok|num_selected_experts|moe_k$|moe_topk$|^top_?k$", 2),
-    (r"^(n_group|topk_group|num_expert_group)$", 1),
+    (r"^(n_groups?|topk_group|num_expert_group)$", 1),
+    (r"^num_(object_)?queries$", 10),
     (r"_layers?$|_depth$|^depth$|^layers$|num_blocks$|n_blocks$|_hidden_layers\w*$", 2),
     (r"^max_(position_embeddings|seq_len|sequence_length)$|n_positions|n_ctx", 512),
 )
 _IMAGE = re.compile(r"^(image|img|input)_size$|^(crop|vision_image)_size$")
 _WIDTHS = (
-    (r"head_dim$|_head_dim\w*$|^d_kv$|head_size$|^attention_head_dim$", HEAD),
+    (r"head_dim$|_head_dim\w*$|^d_kv$|head_size$|d_head$", HEAD),
     (r"(num|n)_?(key_value|kv)_heads$|^num_kv_heads$|^n_kv_heads$|key_value_heads$", 2),
     (r"_heads?$|^n_head$|attention_heads\w*$|^num_heads$", HEADS),
     (r"intermediate_\w*size$|ffn_\w*dim$|^d_ff$|^n_inner$|_inner_dim$|mlp_dim$|ffn_hidden", INNER),
@@ -42,6 +48,8 @@ _KEPT = re.compile(
     r"num_channels|in_chans|_factor|axis|num_labels|num_mel|feat_per|feature_size|temporal|patch"
     r"|conv_(kernel|stride|dim)|feat_extract|^rope|token|stride|kernel|groups?$|position_dim|coordinate|_axes"
 )
+_PARTS = re.compile(r"split_sizes to sum exactly to (\d+) .*got split_sizes=\[([\d, ]+)\]")
+"""What torch says of parts that do not make up a dimension."""
 _UNSET = {
     "vocab_size": VOCABULARY,
     "pad_token_id": 1,
@@ -52,23 +60,43 @@ _UNSET = {
 """Values that a configuration leaves open and its model needs."""
 
 
-def small(config: Any, size: str) -> dict[str, Any]:
-    """Arguments for a configuration's class that make the model small."""
+Arguments = dict[str, Any]
+"""Values of settings by name; those of a configuration inside another are such a dict."""
+
+
+def smaller(config: Any, arguments: Arguments) -> Any:
+    """A configuration like this one with these settings. A configuration inside it is of its own
+    type where they name one ("model_type").
+    """
+    held = vars(config)
+    return type(config)(
+        **{
+            name: smaller(held[name], value)
+            if hasattr(held.get(name), "model_type") and "model_type" not in value
+            else value
+            for name, value in arguments.items()
+        }
+    )
+
+
+def small(config: Any, size: str, factor: int = 0) -> Arguments:
+    """Settings that make the model of a configuration small.
+
+    factor: of widths and heads in proportion; 0 for the largest that all heads can have.
+    """
     if size == "as it is":
         rules = [_COUNTS[0]]
     else:
         rules = [*_COUNTS, *(_WIDTHS if size == "small" else ())]
-    factor = _common_factor(config) if size == "in proportion" else 1
-    chosen: dict[str, Any] = {}
+    factor = (factor or _common_factor(config)) if size == "in proportion" else 1
+    chosen: Arguments = {}
     taken = inspect.signature(type(config).__init__).parameters
     held = {k: v for k, v in vars(config).items() if k in taken}
     for name, value in held.items():
         if hasattr(value, "to_dict") and hasattr(value, "model_type"):
-            chosen[name] = type(value)(**small(value, size))
+            chosen[name] = small(value, size, factor if size == "in proportion" else 0)
         elif value is None and name in _UNSET:
             chosen[name] = _UNSET[name]
-        elif isinstance(value, dict) and "mrope_section" in value and size == "small":
-            chosen[name] = {**value, "mrope_section": [2, 3, 3]}
         elif isinstance(value, bool) or value is None:
             continue
         elif isinstance(value, int):
@@ -104,17 +132,142 @@ def _common_factor(config: Any) -> int:
         for name, value in vars(config).items()
         if re.search(r"heads?$", name) and type(value) is int and value > 1
     ]
-    factor = _FACTOR
-    while factor > 1 and any(value % factor for value in heads):
-        factor //= 2
-    return factor
+    return next((f for f in _FACTORS if not any(value % f for value in heads)), 1)
+
+
+def searched(config: Any, failure: Callable[[Arguments], str]) -> Arguments:
+    """The smallest settings, of those tried, with which a model still does what it does with none.
+
+    failure: what becomes of the model with these settings, "" where it runs. A model that cannot
+    run as it is, for want of an input, still has to fail in the same way.
+    """
+    usual = {"", failure({})}
+    chosen: Arguments = {}
+    left = _TRIALS
+
+    def fits(more: Arguments) -> bool:
+        nonlocal chosen, left
+        left -= 1
+        trial = joined(chosen, more)
+        if left < 0 or failure(trial) not in usual:
+            return False
+        chosen = trial
+        return True
+
+    few = small(config, "few layers")
+    if not fits(few):
+        for path, value in _flat(few):
+            fits(_nested(path, value))
+    if not any(fits(small(config, "in proportion", factor)) for factor in _FACTORS):
+        for paths, value in _of_one_value(config):
+            for factor in _FACTORS:
+                together: Arguments = {}
+                for path in paths:
+                    together = joined(together, _nested(path, value // factor))
+                if value % factor == 0 and fits(together):
+                    break
+    return chosen
+
+
+def _of_one_value(config: Any) -> list[tuple[list[tuple[str, ...]], int]]:
+    """Settings that have one value, a width of the model in several places, largest first."""
+    places: dict[int, list[tuple[str, ...]]] = {}
+    for path, value in _settings(config):
+        if value >= _SMALLEST_WIDTH:
+            places.setdefault(value, []).append(path)
+    return [(places[value], value) for value in sorted(places, reverse=True)]
+
+
+def _settings(config: Any, inside: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], int]]:
+    accepted = inspect.signature(type(config).__init__).parameters
+    for name, value in vars(config).items():
+        if hasattr(value, "model_type"):
+            yield from _settings(value, (*inside, name))
+        elif type(value) is int and name in accepted and not name.endswith("_id"):
+            yield (*inside, name), value
+
+
+def _flat(
+    arguments: Arguments, inside: tuple[str, ...] = ()
+) -> Iterator[tuple[tuple[str, ...], Any]]:
+    for name, value in arguments.items():
+        if isinstance(value, dict):
+            yield from _flat(value, (*inside, name))
+        else:
+            yield (*inside, name), value
+
+
+def _nested(path: tuple[str, ...], value: Any) -> Arguments:
+    for name in reversed(path):
+        value = {name: value}
+    return dict(value)
+
+
+def joined(first: Arguments, second: Arguments) -> Arguments:
+    return first | {
+        name: joined(first[name], value)
+        if isinstance(value, dict) and isinstance(first.get(name), dict)
+        else value
+        for name, value in second.items()
+    }
 
 
 def asked_for(error: Exception, config: Any) -> list[tuple[Any, str]]:
     """Settings that a configuration, or one inside it, leaves open, and that an error names."""
     inner = [config, *(v for v in vars(config).values() if hasattr(v, "model_type"))]
     words = values.words(error)
-    return [(each, n) for each in inner for n, v in vars(each).items() if v is None and n in words]
+    return [
+        (each, name)
+        for each in inner
+        for name, value in vars(each).items()
+        if value is None and name in words and _may_be_a_number(each, name)
+    ]
+
+
+def scaled_parts(error: Exception, config: Any) -> bool:
+    """Set the list whose sum an error says to be wrong (the dimensions of a rotation by time,
+    height and width) so that it sums to what it splits; whether there is one.
+    """
+    wrong = _PARTS.search(str(error))
+    if not wrong:
+        return False
+    total, parts = int(wrong[1]), [int(part) for part in wrong[2].split(",")]
+    changed = [total * part // sum(parts) for part in parts]
+    changed[-1] += total - sum(changed)
+    if _replaced(config, parts, changed):
+        return True
+    rotations = [each for each in _rotations(config) if "mrope_section" not in each]
+    for each in rotations:
+        each["mrope_section"] = changed
+    return bool(rotations)
+
+
+def _rotations(config: Any) -> list[dict[str, Any]]:
+    """Settings of rotary embeddings in a configuration and those inside it; the parts of some have
+    a default in the code of the model.
+    """
+    inner = [config, *(v for v in vars(config).values() if hasattr(v, "model_type"))]
+    held = [getattr(each, "rope_parameters", None) for each in inner]
+    return [each for each in held if isinstance(each, dict)]
+
+
+def _replaced(held: Any, parts: list[int], changed: list[int]) -> bool:
+    entries = held if isinstance(held, dict) else vars(held)
+    replaced = False
+    for name, value in list(entries.items()):
+        if isinstance(value, list | tuple) and list(value) == parts:
+            entries[name] = changed
+            replaced = True
+        elif isinstance(value, dict) or hasattr(value, "model_type"):
+            replaced = _replaced(value, parts, changed) or replaced
+    return replaced
+
+
+def _may_be_a_number(config: Any, name: str) -> bool:
+    """Whether a setting's declared type allows an integer; so it does where none is declared."""
+    declared = (vars(kind).get("__annotations__", {}).get(name) for kind in type(config).__mro__)
+    stated = next((each for each in declared if each is not None), None)
+    return stated is None or "int" in re.findall(r"\w+", str(stated))
 
 
 def _count(name: str, value: int, rules: list[tuple[str, int]]) -> int | None:

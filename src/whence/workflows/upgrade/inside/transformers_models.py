@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import re
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-from . import model_inputs, tiny_configs, values
+from . import model_inputs, named_settings, tiny_configs, values
 
-LARGEST = 80_000_000
+LARGEST = 130_000_000
 _REPAIRS = 5
 """How often a model is tried again with what its error asks for."""
 _ASKED_FOR = 8
@@ -92,14 +93,23 @@ def build(
     attempts = (
         [(chosen["class"], chosen["size"])]
         if chosen
-        else [(c, s) for c in classes(name)[:3] for s in tiny_configs.SIZES]
+        else [(c, s) for c in classes(name)[:3] for s in (*tiny_configs.SIZES, None)]
     )
     for class_name, size in attempts:
         try:
-            model, missing = _model(name, class_name, size, settings or {}, checkpoint)
-            inputs = _inputs(model, (chosen or {}).get("inputs"))
+            kind, config = _default(name, class_name)
+            if size is None:
+                size = _searched(kind, config)
+            arguments = tiny_configs.small(config, size) if isinstance(size, str) else size
+            arguments = tiny_configs.joined(arguments, named_settings.BY_TYPE.get(name, {}))
+            config = tiny_configs.smaller(config, arguments)
+            _set(config, settings or {})
+            model, missing, inputs = _that_runs(
+                kind, config, checkpoint, (chosen or {}).get("inputs")
+            )
         except Exception as error:  # noqa: BLE001 - whatever a library raises for sizes that it cannot have
-            words = f"{class_name}, {size}: {type(error).__name__}: {error}"
+            tried = size if isinstance(size, str) else "searched"
+            words = f"{class_name}, {tried}: {type(error).__name__}: {error}"
             said.append(" ".join(words.split())[:300])
             continue
         shapes = {key: list(value.shape) for key, value in inputs.items()}
@@ -108,10 +118,8 @@ def build(
     raise CannotBuild("; ".join(said) or "it has no class")
 
 
-def _model(
-    name: str, class_name: str, size: str, settings: dict[str, Any], checkpoint: str
-) -> tuple[Any, tuple[str, ...]]:
-    import torch
+def _default(name: str, class_name: str) -> tuple[Any, Any]:
+    """A class and its configuration as it is."""
     import transformers
     from transformers import CONFIG_MAPPING
 
@@ -119,8 +127,50 @@ def _model(
     config_class = getattr(kind, "config_class", None) or CONFIG_MAPPING[name]
     if getattr(config_class, "model_type", name) != name and name in CONFIG_MAPPING:
         config_class = CONFIG_MAPPING[name]
-    config = config_class(**tiny_configs.small(config_class(), size))
-    _set(config, settings)
+    return kind, config_class()
+
+
+def _searched(kind: Any, config: Any) -> tiny_configs.Arguments:
+    """Settings for a small model, each tried without numbers (on the device "meta")."""
+    import torch
+
+    def failure(arguments: tiny_configs.Arguments) -> str:
+        try:
+            changed = tiny_configs.smaller(config, arguments)
+            _weights(kind, changed)
+            with torch.device("meta"):
+                model = kind(changed)
+                arrays = next(model_inputs.Inputs(model).candidates(), {})
+                run(model, arrays, "meta")
+        except NotImplementedError:  # what needs a number
+            return ""
+        except Exception as error:  # noqa: BLE001 - whatever a library raises
+            words = re.sub(r"[\d\s,\[\]()]+", " ", f"{type(error).__name__} {error}")
+            return "" if "meta" in words else words[:200]
+        return ""
+
+    return tiny_configs.searched(config, failure)
+
+
+def _that_runs(
+    kind: Any, config: Any, checkpoint: str, shapes: dict[str, list[int]] | None
+) -> tuple[Any, tuple[str, ...], dict[str, Any]]:
+    """A model, the weights that a checkpoint lacked, and inputs. Lists of sizes in the
+    configuration are changed once where the model says that they do not fit.
+    """
+    model, missing = _model(kind, config, checkpoint)
+    try:
+        return model, missing, _inputs(model, shapes)
+    except CannotBuild as error:
+        if not tiny_configs.scaled_parts(error, config):
+            raise
+    model, missing = _model(kind, config, checkpoint)
+    return model, missing, _inputs(model, shapes)
+
+
+def _model(kind: Any, config: Any, checkpoint: str) -> tuple[Any, tuple[str, ...]]:
+    import torch
+
     weights = _weights(kind, config)
     if weights > LARGEST:
         raise CannotBuild(f"{weights:,} weights")
@@ -171,7 +221,7 @@ def _inputs(model: Any, shapes: dict[str, list[int]] | None) -> dict[str, Any]:
     wanted = model_inputs.Inputs(model)
     if shapes is not None:
         return {name: _of_shape(wanted, name, shape) for name, shape in shapes.items()}
-    errors: list[str] = []
+    why = ""
     tried: list[dict[str, list[int]]] = []
     for candidate in wanted.candidates():
         given = dict(candidate)
@@ -184,12 +234,12 @@ def _inputs(model: Any, shapes: dict[str, list[int]] | None) -> dict[str, Any]:
                 run(model, given)
                 return given
             except Exception as error:  # noqa: BLE001 - what it says may name the input that it misses
-                errors.append(f"{type(error).__name__}: {error}")
                 more = wanted.asked_for(error, given)
                 if not more:
+                    why = why or f"{type(error).__name__}: {error}"
                     break
                 given |= more
-    raise CannotBuild(errors[0] if errors else f"nothing is known of the input {wanted.main()}")
+    raise CannotBuild(why or f"nothing is known of the input {wanted.main()}")
 
 
 def _of_shape(wanted: model_inputs.Inputs, name: str, shape: list[int]) -> Any:
@@ -199,13 +249,13 @@ def _of_shape(wanted: model_inputs.Inputs, name: str, shape: list[int]) -> Any:
     raise CannotBuild(f"{name} of shape {shape} is not an input here")
 
 
-def run(model: Any, inputs: dict[str, Any]) -> Any:
+def run(model: Any, inputs: dict[str, Any], device: str = "cpu") -> Any:
     """Try a model."""
     import torch
 
     torch.manual_seed(0)
     with torch.no_grad():
-        return model(**{name: torch.from_numpy(array) for name, array in inputs.items()})
+        return model(**{name: torch.from_numpy(array).to(device) for name, array in inputs.items()})
 
 
 @contextlib.contextmanager
