@@ -1006,3 +1006,34 @@ def test_steps_of_one_run_alone_are_right_by_the_parameters_that_are_read(tmp_pa
     reference = run("r", lambda own: torch.optim.Adam(own, lr=1e-2, foreach=False))
     result = whence.compare(reference, run("t", ByHand))
     assert result.status == "same", (result.headline, result.coverage)
+
+
+class Patches(nn.Module):
+    """Mixes patches of an image, by convolutions or by linears; the patches' order may be wrong."""
+
+    def __init__(self, kind, is_wrong=False):
+        super().__init__()
+        self.patch, self.kind, self.is_wrong = nn.Conv2d(3, 12, 4, 4), kind, is_wrong
+        self.mixes = nn.ModuleList(kind(12, 12, *([1] if kind is nn.Conv1d else [])) for _ in "ab")
+
+    def forward(self, x):
+        x = self.patch(x).flatten(2).relu()
+        x = x.flip(1) if self.is_wrong else x
+        x = x if self.kind is nn.Conv1d else x.mT
+        for mix in self.mixes:
+            x = x + mix(x).tanh()
+        return x.mean(2 if self.kind is nn.Conv1d else 1)
+
+
+def test_axes_that_no_elements_confirm_behind_a_fault_follow_from_shapes(tmp_path):
+    torch.manual_seed(0)
+    reference, target = Patches(nn.Conv1d), Patches(nn.Linear, is_wrong=True)
+    weights = {k: v.squeeze(-1) if "mixes" in k else v for k, v in reference.state_dict().items()}
+    target.load_state_dict(weights)
+    for name, model in (("reference", reference), ("target", target)):
+        with torch.no_grad(), whence.capture(model.eval(), tmp_path / name):
+            model(torch.linspace(-2, 3, 2 * 3 * 16 * 16).mul(7).sin().reshape(2, 3, 16, 16))
+    result = whence.compare(tmp_path / "reference", tmp_path / "target")
+    assert result.findings and result.findings[0].name == "Patches"
+    assert "flip" in result.findings[0].sentence
+    assert not any("mixes" in n for f in result.findings for n in (f.name, *f.also))

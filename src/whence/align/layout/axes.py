@@ -48,7 +48,7 @@ def candidates(have: Shape, want: Shape) -> list[ex.Node]:
 
 def orders(have: Shape, want: Shape, of: ex.Node = X) -> Iterator[ex.Node]:
     """Expressions that bring `have` to `want` and keep every element: first the tensor itself, then
-    reshapes that keep the order of the elements, then permutations of axes.
+    reshapes that split or merge whole axes, then permutations of axes, then other reshapes.
 
     of: the expression, of shape `have`, to which they are applied.
     """
@@ -74,9 +74,10 @@ def _regrouped(sizes: list[int], wanted_sizes: list[int]) -> Iterator[tuple[list
     which they merge into `wanted_sizes`.
     """
     atoms = _atoms(sizes, wanted_sizes)
-    if atoms is not None:
-        yield atoms, list(range(len(atoms)))
     fine = sizes if len(sizes) >= len(wanted_sizes) else wanted_sizes
+    is_across = atoms is not None and len(atoms) > len(fine)  # new axes hold parts of several
+    if atoms is not None and not is_across:
+        yield atoms, list(range(len(atoms)))
     for picked in itertools.permutations(range(len(fine))):
         order = list(picked)
         moved = [fine[i] for i in order]
@@ -92,6 +93,8 @@ def _regrouped(sizes: list[int], wanted_sizes: list[int]) -> Iterator[tuple[list
             if fine is sizes
             else (moved, [order.index(i) for i in range(len(order))])
         )
+    if atoms is not None and is_across:
+        yield atoms, list(range(len(atoms)))
 
 
 def _atoms(sizes: Sequence[int], wanted_sizes: Sequence[int]) -> list[int] | None:

@@ -167,16 +167,17 @@ def activations(state: LayoutState) -> None:
             continue
         node = _chosen(state, pairs, possible)
         why = "confirmed on data"
-        if node is None and not same_shape and possible and ex.keeps_order(possible[0], b.shape):
+        is_known = node is not None  # else a fault before it may be why no elements agree
+        if not is_known and not same_shape and possible:
             node, why = possible[0], "from shapes alone"
         if node is None or node is X:
             continue
         if a.count < b.count and not _may_be_left_out(state, pairs[0], family[pairs[0]][0]):
             continue
-        if (
-            not ex.keeps_order(node, b.shape)
-            and a.count == b.count
-            and not used_so(state, pairs, node, family, same_shape)
+        if not ex.keeps_order(node, b.shape) and (
+            is_known and not used_so(state, pairs, node, family, same_shape)
+            if a.count == b.count
+            else not is_known
         ):
             continue
         for tensors in pairs:
