@@ -254,3 +254,41 @@ def test_a_training_that_stops_to_update_is_told_from_one_that_ends(tmp_path, si
         result = answer(*runs)
         assert result.status == "undecided"
         assert words in getattr(result, "headline", "") + " ".join(getattr(result, "why", ()))
+
+
+class Long:
+    """An optimiser of one long parameter that those of the model are copied into and out of."""
+
+    def __init__(self, model, last):
+        self.own, self.left = list(model.parameters()), last
+        self.long = nn.Parameter(torch.cat([p.detach().flatten() for p in self.own]))
+        self.inner = torch.optim.SGD([self.long], 0.1)
+
+    @torch.no_grad()
+    def step(self):
+        self.long.grad = torch.cat([p.grad.flatten() for p in self.own])
+        self.inner.step()
+        for p, new in zip(self.own, self.long.split([p.numel() for p in self.own]), strict=True):
+            if self.left:
+                p.copy_(new.view_as(p))
+        self.left -= 1
+
+
+@pytest.mark.parametrize(("updates", "status"), [(9, "same"), (2, "undecided"), (0, "undecided")])
+def test_an_update_that_no_optimiser_shows_is_seen_by_what_the_next_pass_reads(
+    tmp_path, updates, status
+):
+    for name in ("reference", "target"):
+        torch.manual_seed(0)
+        model = Two()
+        own = torch.optim.SGD(model.parameters(), 0.1)
+        optimiser = own if name == "reference" else Long(model, updates)
+        with whence.capture(model, tmp_path / name):
+            for _ in range(4):
+                model(torch.ones(2, 4)).square().mean().backward()
+                optimiser.step()
+                own.zero_grad()
+    runs = tmp_path / "reference", tmp_path / "target"
+    result = whence.compare(*runs, min_coverage=0.5)
+    assert result.status == status, result.headline
+    assert status == "same" or f"it does not in step {updates}" in result.headline

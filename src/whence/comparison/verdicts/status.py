@@ -72,9 +72,14 @@ def updated_less(reference: Sequence[Call], target: Sequence[Call]) -> str:
     (side, (passes, fewer)), (_, (others, more)) = sorted(sides.items(), key=lambda s: len(s[1][1]))
     if passes != others or len(fewer) == len(more):
         return ""
+    seen = fewer | _changes(reference if side == "reference" else target)
+    # Where no optimiser shows, nothing shows the last update: no forward pass reads what it leaves.
+    missing = sorted(more - seen)
+    if not missing or (not fewer and seen and missing == [max(more)]):
+        return ""
     return (
-        f"the {side} updates its parameters after {len(fewer)} of {passes} backward passes, the "
-        f"other after {len(more)}: it does not in step {min(more - fewer)}"
+        f"the {side} updates its parameters after {len(seen)} of {passes} backward passes, the "
+        f"other after {len(more)}: it does not in step {missing[0]}"
     )
 
 
@@ -83,6 +88,18 @@ def _updates(calls: Sequence[Call]) -> tuple[int, set[int]]:
     outermost = [c for c in calls if c.parent == -1 and c.rank == calls[0].rank]
     steps = {c.step for c in outermost if c.phase == OPTIMIZER}
     return sum(c.phase == BACKWARD for c in outermost), steps
+
+
+def _changes(calls: Sequence[Call]) -> set[int]:
+    """The steps behind which a forward pass reads another parameter than the one before did."""
+    read: dict[tuple[str, str, str], tuple[int, int]] = {}
+    changed = set()
+    for call in (c for c in calls if c.phase == "forward" and c.rank == calls[0].rank):
+        for ref in call.slots("param"):
+            step, record = read.get((call.root, call.scope, ref.slot), (call.step, ref.record))
+            changed |= {step} if record != ref.record else set()
+            read[call.root, call.scope, ref.slot] = call.step, ref.record
+    return changed
 
 
 def decide(
