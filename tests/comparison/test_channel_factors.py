@@ -73,3 +73,44 @@ def test_the_other_half_of_a_folding_is_the_fault_where_it_differs_besides(tmp_p
     assert [(f.name, f.slot) for f in result.findings] == [("3", "param.weight")]
     assert "differs besides" in result.findings[0].sentence
     assert "OTHER FORM         2 " in answer.answer(result)
+
+
+class Readers(nn.Module):
+    """Three linears read what a scale leaves."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(5)
+        self.norm = nn.LayerNorm(24, bias=False)
+        self.first, self.second, self.third = (nn.Linear(24, 8) for _ in range(3))
+
+    def forward(self, x):
+        x = self.norm(x)
+        return (self.first(x) * self.second(x)).tanh() @ self.third(x).mT
+
+
+class Whole(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner, self.out = Readers(), nn.Linear(9, 9)
+
+    def forward(self, x):
+        return self.out(self.inner(x))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_weight_that_a_fold_forgot_is_the_fault(tmp_path, dtype):
+    for name in ("reference", "target"):
+        model = Whole().eval()
+        with torch.no_grad():
+            factor = torch.linspace(0.5, 2, 24)
+            model.inner.norm.weight.copy_(factor)
+            if name == "target":
+                model.inner.norm.weight.fill_(1.0)
+                for linear in (model.inner.first, model.inner.second):
+                    linear.weight.mul_(factor)
+            with whence.capture(model.to(dtype), tmp_path / name):
+                model(torch.linspace(-2, 3, 216).reshape(9, 24).sin().to(dtype))
+    result = whence.compare(tmp_path / "reference", tmp_path / "target")
+    assert [(f.name, f.slot) for f in result.findings] == [("inner.third", "param.weight")]
+    assert "not multiplied channel by channel" in result.findings[0].sentence

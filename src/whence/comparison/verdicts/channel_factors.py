@@ -38,10 +38,11 @@ class Changed(NamedTuple):
 
 
 class Uneven(NamedTuple):
-    """A parameter (slot, record of the reference) that did not follow the change of another one.
-    changed: the value it would have if it had followed; words: what is wrong.
+    """A parameter (call, slot, record of the reference) that did not follow the change of another
+    one. changed: the value it would have if it had followed; words: what is wrong.
     """
 
+    call: int
     slot: str
     record: int
     changed: Array
@@ -76,7 +77,8 @@ def uneven_parameters(
                 names = param_name(one.slot), param_name(slot)
                 words = "{} is multiplied channel by channel, and {} is not multiplied with it"
                 moved = _times(both[0], factors, 0)
-                yield Uneven(slot, pair.reference_record, moved, words.format(*names))
+                yield Uneven(call.id, slot, pair.reference_record, moved, words.format(*names))
+    yield from _forgotten(paired, call, [f for one in own.values() for f in one.factors])
     others = [f for one in changed if one.call != call.id for f in one.factors]
     for one in own.values() if others else ():
         if (both := paired.arrays(one.pair)) is None:
@@ -91,7 +93,26 @@ def uneven_parameters(
                 moved = _times(both[0], shared[int(np.argmin(apart))], axis)
                 words = f"{param_name(one.slot)} is multiplied channel by channel as another layer"
                 words = f"{words} needs it, and differs besides"
-                yield Uneven(one.slot, one.pair.reference_record, moved, words)
+                yield Uneven(call.id, one.slot, one.pair.reference_record, moved, words)
+
+
+def _forgotten(paired: PairedRuns, call: Call, factors: Sequence[Any]) -> Iterator[Uneven]:
+    """The unchanged weights of calls that read what this call reads, once multiplied as its own."""
+    read = {ref.record for ref in call.slots("input")}
+    for number in paired.kids.get(call.parent, ()) if factors else ():
+        beside = paired.calls[number]
+        if number == call.id or not any(ref.record in read for ref in beside.slots("input")):
+            continue
+        for slot, pair in paired.slots_of(number).items():
+            if not is_param(slot) or not paired.is_equal(pair):
+                continue
+            array = paired.reference.array(pair.reference_record)
+            for own in factors if array.ndim > 1 else ():
+                if len(own) == array.shape[-1]:
+                    words = f"{param_name(slot)} is not multiplied channel by channel as that of"
+                    words = f"{words} {call.scope}, which reads the same tensor"
+                    moved = _times(array, own, array.ndim - 1)
+                    yield Uneven(number, slot, pair.reference_record, moved, words)
 
 
 def _shared(factors: Any, size: int) -> Iterator[Any]:
@@ -127,7 +148,8 @@ def _factors(reference: Array, target: Array, size: int, axes: Sequence[int] = (
         with np.errstate(all="ignore"):
             factors = (before * after).sum(axis=1) / (before * before).sum(axis=1)
             rest = np.linalg.norm(after - factors[:, None] * before)
-        if np.isfinite(factors).all() and rest <= _ONE_FACTOR * np.linalg.norm(after):
+        rounded = max(_ONE_FACTOR, dtypes.of(target).unit_roundoff or 0.0)
+        if np.isfinite(factors).all() and rest <= rounded * np.linalg.norm(after):
             return factors
     return None
 

@@ -423,15 +423,20 @@ class Neighbourhoods:
         for number in guilty:
             call = self._paired.calls[number]
             for uneven in uneven_parameters(self._paired, call, every):
-                inside = {self._module(c): c for c in self._put_right(uneven, number, changed)}
+                inside = {self._module(c) for c in self._put_right(uneven, number, changed)}
                 for key, verdict in verdicts.items():
-                    here = inside.get(self._module(key[0]))
-                    if verdict.verdict != VerdictKind.PARAM_DIFF or here is None:
+                    here = self._module(key[0])
+                    if verdict.verdict != VerdictKind.PARAM_DIFF or here not in inside:
                         continue
-                    if here == number:
-                        out[key] = verdict.replace(slot=uneven.slot, sentence=uneven.words)
+                    at_fault = verdict.replace(slot=uneven.slot, sentence=uneven.words)
+                    if here == self._module(uneven.call):
+                        out[key] = at_fault
                         continue
-                    name = f"{param_name(uneven.slot)} of {call.scope}"
+                    if key[0] == number:  # the parameter at fault is the reference's
+                        out[uneven.call, -1] = at_fault.replace(
+                            pair=self._paired.pair_of[uneven.call]
+                        )
+                    name = f"{param_name(uneven.slot)} of {self._paired.calls[uneven.call].scope}"
                     sentence = f"another form, once {name} is put right; {verdict.sentence}"
                     out[key] = verdict.withdrawn(VerdictKind.OTHER_FORM, sentence)
         return out
