@@ -1008,6 +1008,38 @@ def test_steps_of_one_run_alone_are_right_by_the_parameters_that_are_read(tmp_pa
     assert result.status == "same", (result.headline, result.coverage)
 
 
+class Sequences(nn.Module):
+    """The mean over rows of several lengths, packed for a recurrent layer or masked behind it."""
+
+    def __init__(self, is_packed, longest=12):
+        super().__init__()
+        torch.manual_seed(2)
+        self.rnn, self.head = nn.GRU(8, 12, batch_first=True), nn.Linear(12, 3)
+        self.is_packed, self.longest = is_packed, longest
+
+    def forward(self, x, lengths):
+        if self.is_packed:
+            packed = nn.utils.rnn.pack_padded_sequence(x, lengths, True, enforce_sorted=False)
+            out, _ = nn.utils.rnn.pad_packed_sequence(self.rnn(packed)[0], True)
+        else:
+            out, _ = self.rnn(x)
+            out = out * (torch.arange(12) < lengths[:, None].clamp(max=self.longest))[..., None]
+        return self.head(out.sum(1) / lengths[:, None])
+
+
+@pytest.mark.parametrize(("longest", "status"), [(12, "same"), (9, "different")])
+def test_a_last_state_that_nothing_reads_is_no_fault(tmp_path, longest, status):
+    x, lengths = (
+        torch.linspace(-2, 3, 4 * 12 * 8).sin().reshape(4, 12, 8),
+        torch.tensor([12, 5, 9, 3]),
+    )
+    for name in ("reference", "target"):
+        model = Sequences(name == "reference", longest).eval()
+        with torch.no_grad(), whence.capture(model, tmp_path / name):
+            model(x, lengths)
+    assert whence.compare(tmp_path / "reference", tmp_path / "target").status == status
+
+
 class Patches(nn.Module):
     """Mixes patches of an image, by convolutions or by linears; the patches' order may be wrong."""
 
@@ -1037,3 +1069,31 @@ def test_axes_that_no_elements_confirm_behind_a_fault_follow_from_shapes(tmp_pat
     assert result.findings and result.findings[0].name == "Patches"
     assert "flip" in result.findings[0].sentence
     assert not any("mixes" in n for f in result.findings for n in (f.name, *f.also))
+
+
+def test_gradients_that_one_run_takes_of_every_row_prove_nothing(tmp_path):
+    torch.manual_seed(0)
+    made = nn.Sequential(nn.Linear(8, 16), nn.GELU(), nn.Linear(16, 4))
+    x = torch.linspace(-2, 3, 96).sin().reshape(12, 8)
+
+    def loss(held, row):
+        return torch.func.functional_call(made, held, (row[None],)).square().mean()
+
+    state = {k: v.clone() for k, v in made.state_dict().items()}
+    for name in ("reference", "target"):
+        made.load_state_dict(state)
+        own = torch.optim.SGD(made.parameters(), 0.1)
+        with whence.capture(made, tmp_path / name):
+            for _ in range(2):
+                made(x)
+                if name == "reference":
+                    made(x).square().mean().backward()
+                else:
+                    held = {k: v.detach() for k, v in made.named_parameters()}
+                    rows = torch.func.vmap(torch.func.grad(loss), (None, 0))(held, x)
+                    for key, p in made.named_parameters():
+                        p.grad = rows[key].mean(0)
+                own.step()
+                own.zero_grad()
+    result = whence.compare(tmp_path / "reference", tmp_path / "target")
+    assert result.status != "different", result.findings

@@ -15,6 +15,7 @@ from whence.dtypes import Array
 from whence.records import Call, Record
 from whence.records.marks import Mark, has_mark
 from whence.records.slots import input_name, is_input, is_output
+from whence.records.training import OPTIMIZER
 from whence.results import CallPair, Confidence, Evidence, Parted, SlotPair, Verdict, VerdictKind
 
 
@@ -97,8 +98,8 @@ class RootInputs:
     def doubted(
         self, verdicts: Mapping[tuple[int, int], Verdict]
     ) -> dict[tuple[int, int], Verdict]:
-        """The verdicts, with those of statistics and partial prints reduced to a suspicion where
-        the root inputs differ.
+        """The verdicts, with those of statistics, of partial prints and of steps whose gradients no
+        measured tensor leads to reduced to a suspicion where the root inputs differ.
 
         Such figures move as far as their tensors do, not less as under rounding.
         """
@@ -122,6 +123,9 @@ class RootInputs:
         e_in, e_out = (verdict.numbers.get(key) or 0.0 for key in ("e_in", "e_out"))
         if verdict.evidence == Evidence.STATISTICS or 0 < e_out <= judge.LIMITS.growth * e_in:
             return True
+        pair = self.paired.plan.pairs[verdict.pair]
+        if not e_in and self.paired.calls[pair.reference].phase == OPTIMIZER:
+            return True  # gradients that nothing measured leads to
         return any(self.paired.partly(slot) for slot in self.paired.slots[verdict.pair].values())
 
     def _is_unknown(self, call: Call, slot: SlotPair) -> bool:

@@ -311,6 +311,11 @@ class Neighbourhoods:
         if exact := self._as_functions(region, verdict, start):
             return exact
         if outcome == Outcome.NO_EFFECT and stretch is not None and stretch.pair.call.parent < 0:
+            call, pairs = self._paired.calls[region.call], self._pairs_of(region, verdict).values()
+            is_read = is_parameter or any(self._is_read(call, p.reference_slot) for p in pairs)
+            if verdict.evidence == Evidence.TWO_DUMPS and pairs and not is_read:
+                words = "another form: it differs here, where nothing reads it"
+                return verdict.withdrawn(VerdictKind.OTHER_FORM, f"{words}; {verdict.sentence}")
             sentence = f"{verdict.sentence}; no effect at the outputs on these inputs"
             return verdict.replace(sentence=sentence)
         return verdict
