@@ -6,6 +6,7 @@ from collections import defaultdict
 from dataclasses import replace
 
 import _people_held as held
+import _people_later as later
 import _people_writers as people
 from _hand_made import (
     H5,
@@ -791,8 +792,25 @@ TABLE: dict[str, tuple[Layout, ...]] = {
         Layout("pkl of files", held.buffers),
         Layout("pt numbers of layers apart", held.phases, steps=2, own=held.phase_name),
     ),
+    # written after those above, before any rule for them
+    "people, later": (
+        Layout("pt lists of batches", later.lists, steps=3),
+        Layout("pkl a step, dicts with times", later.pickle_a_step, steps=2),
+        Layout("npz a layer, sides in keys", later.npz_a_layer, touched="equal",
+               own=later.layer_name),
+        Layout("pt tuples of three", later.tuples),
+        Layout("h5 tree of groups, sides", later.tree_of_hdf5, steps=2),
+        Layout("safetensors a step, sides", later.safetensors_a_step, steps=2, touched="equal"),
+        Layout("jsonl base64", later.base64_lines),
+        Layout("csv of both sides' figures", later.table_of_sides),
+        Layout("log of sums and first values", later.logged),
+    ),
 }  # fmt: skip
 SUBJECTS_OF = defaultdict(
     lambda: ("decoder", "conv", "encoder"),
-    {"people": ("gpt", "unet", "t5"), "people, held": ("moe", "mobile", "speech")},
+    {
+        "people": ("gpt", "unet", "t5"),
+        "people, held": ("moe", "mobile", "speech"),
+        "people, later": ("vit", "convnext", "tcn"),
+    },
 )
