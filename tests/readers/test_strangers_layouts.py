@@ -261,7 +261,7 @@ Write = Callable[[Path, Sequence[Tap], str], None]
 NAMED: dict[Write, tuple[str, int]] = {
     groups_of_h5: (f"blocks.{FAULT}.attn.proj", STEPS),
     lines_of_json: (f"blocks.{FAULT}.attn.proj", STEPS),
-    tuples: (f"blocks.{FAULT}.attn.proj", 1),
+    tuples: (f"blocks.{FAULT}.attn.proj", STEPS),
     two_lists: (f"blocks.{FAULT}.attn.proj", 1),
     short_words: (f"blocks-{FAULT}-attn-proj", STEPS),
     chinese: (f"第{FAULT}层_注意力_投影", STEPS),

@@ -183,16 +183,19 @@ def of_files(
     items: returns the tensors of one file. A file that cannot be read is noted as missing. Raises
     UnreadableRun when a single file cannot be read.
     """
+    beside = TextsBeside(place.path if place.is_folder else place.path.parent)
     if not place.is_folder:
-        return _of_file(place, list(items(building, File(place.path))))
+        read = list(items(building, File(place.path)))
+        return _of_file(place, _with_names_beside(read, beside, place.path.name))
     tensors: list[tuple[Named, int, File, str]] = []
     for name in filter(is_ours, place.files):
         try:
             file = File(place.inside(name))
-            tensors += ((item, n, file, name) for n, item in enumerate(items(building, file)))
+            read = _with_names_beside(list(items(building, file)), beside, name)
+            tensors += ((item, n, file, name) for n, item in enumerate(read))
         except UnreadableRun as error:
             building.lacks(Lack.DAMAGED, name, not_read(name, error))
-    beside, files = TextsBeside(place.path), [name for *_, name in tensors]
+    files = [name for *_, name in tensors]
     names = [beside.called(name) for name in files]
     if all(names) and len(set(names)) == len(set(files)) == len(files):
         tensors = [
@@ -211,6 +214,17 @@ def of_files(
         )
         for (item, n, file, name), say in zip(tensors, spoken, strict=True)
     ]  # fmt: skip
+
+
+def _with_names_beside(items: Sequence[Named], beside: TextsBeside, file: str) -> Sequence[Named]:
+    """Returns the tensors of a file that have positions for names under those that a text beside
+    the file lists, as many as they are.
+    """
+    places = [item.name.removeprefix("arr_") for item in items]
+    if len(items) < 2 or places != [str(n) for n in range(len(items))]:
+        return items
+    names = beside.listed(file, len(items))
+    return [replace(item, name=name) for item, name in zip(items, names)] if names else items
 
 
 def _of_file(place: Place, items: Sequence[Named]) -> list[Named]:

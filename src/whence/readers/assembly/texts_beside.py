@@ -15,6 +15,7 @@ _OF_ONE = (".json", ".txt", ".shape", ".meta")
 _OF_ALL = (".json", ".txt")
 _LARGEST, _MOST = 16 << 20, 16  # bytes of a text; texts of a folder that are tried
 _NAMES = ("name", "module", "layer", "tensor")
+_NO_SPACE = re.compile(r"\S+")
 _LINE = re.compile(r"^(\S+?):?[ \t]+(\S.*)$", re.MULTILINE)
 
 
@@ -37,11 +38,24 @@ class TextsBeside:
         """Returns the name of the tensor in a file, "" where no text states it."""
         pure = PurePosixPath(name)
         trees = [tree for tree in self._own(pure) if isinstance(tree, dict)]
-        for value in (*trees, *self._listed(pure)):
-            names = [value.get(k) for k in _NAMES] if isinstance(value, dict) else [value]
-            if text := next((n for n in names if n and isinstance(n, str)), ""):
-                return text
-        return ""
+        return next(filter(None, map(_name_in, (*trees, *self._listed(pure)))), "")
+
+    def listed(self, name: str, count: int) -> list[str]:
+        """Returns the names that a text in the folder of a file lists, if they are `count`: a list
+        of JSON, lines, or names at their numbers; [] where none does. name: of the file.
+        """
+        folder = PurePosixPath(name).parent
+        texts, _ = self._folder(folder)
+        for text in sorted(texts) if len(texts) <= _MOST else ():
+            tree = self._read(folder / text)
+            if isinstance(tree, dict) and all(key == str(n) for n, key in enumerate(tree)):
+                tree = list(tree.values())
+            lines = tree.split("\n") if isinstance(tree, str) else tree
+            names = [_name_in(part) for part in lines or ()] if isinstance(lines, list) else []
+            names = names[:-1] if isinstance(tree, str) and names[-1:] == [""] else names
+            if len(names) == count == len(set(names)) and all(map(_NO_SPACE.fullmatch, names)):
+                return names
+        return []
 
     def _own(self, pure: PurePosixPath) -> Iterator[Any]:
         names, _ = self._folder(pure.parent)
@@ -90,6 +104,12 @@ class TextsBeside:
             except (OSError, ValueError, RecursionError):
                 self._texts[name] = None
         return self._texts[name]
+
+
+def _name_in(value: Any) -> str:
+    """Returns the name that a text or an entry with several fields states, "" for none."""
+    names = [value.get(k) for k in _NAMES] if isinstance(value, dict) else [value]
+    return next((n for n in names if n and isinstance(n, str)), "")
 
 
 def _entries(tree: dict[str, Any] | list[Any]) -> Iterator[tuple[str, Any]]:

@@ -16,7 +16,11 @@ SUFFIXES = (".csv", ".tsv", *_TREES)
 _ENOUGH = 2
 """Least number of statistics that tell a record of a tensor from other numbers."""
 _WORDS = FIGURES | ALIASES.keys()
-_KEY = re.compile(rf"\"({'|'.join(_WORDS)})\"\s*:\s*-?[\dNI]".encode(), re.IGNORECASE)
+_SIDE = re.compile(r"(?:(input|output|in|out)[_.](?=[a-z]))?")
+"""The side of a module in front of a word."""
+_KEY = re.compile(
+    rf"\"{_SIDE.pattern}({'|'.join(_WORDS)})\"\s*:\s*-?[\dNI]".encode(), re.IGNORECASE
+)
 _STEPS = ("step", "iteration", "iter", "batch", "sample")
 _DEEPEST = 64
 
@@ -24,10 +28,10 @@ _DEEPEST = 64
 def sniff(head: bytes, suffix: str) -> bool:
     """Whether a text that begins so holds statistics of tensors."""
     if suffix in _TREES:
-        return len({m[1].lower() for m in _KEY.finditer(head)}) >= _ENOUGH
+        return len({m[2].lower() for m in _KEY.finditer(head)}) >= _ENOUGH
     header = re.split(rb"[,\t;]", head.partition(b"\n")[0])
     words = (cell.strip(b" \r\"'").lower().decode("ascii", "replace") for cell in header)
-    return suffix in SUFFIXES and sum(word in _WORDS for word in words) >= _ENOUGH
+    return suffix in SUFFIXES and sum(_SIDE.sub("", word, 1) in _WORDS for word in words) >= _ENOUGH
 
 
 def lines(text: str, suffix: str) -> str:
@@ -62,8 +66,8 @@ def _below(name: str, node: Any, depth: int) -> Iterator[str]:
         raise UnreadableRun("it is nested too deeply")
     if isinstance(node, dict):
         words = {str(key).lower(): part for key, part in node.items()}
-        numbers = [w for w in _WORDS & words.keys() if isinstance(words[w], (int, float))]
-        if len(numbers) >= _ENOUGH:
+        numbers = [w for w, part in words.items() if isinstance(part, (int, float))]
+        if sum(_SIDE.sub("", w, 1) in _WORDS for w in numbers) >= _ENOUGH:
             yield from _line(name, words)
             return
     parts = node.items() if isinstance(node, dict) else enumerate(node)
@@ -77,9 +81,17 @@ def _line(name: str, record: dict[str, Any]) -> Iterator[str]:
     step = next((record[word] for word in _STEPS if str(record.get(word, "")).isdecimal()), None)
     if step is not None:
         yield f"step {step}"
-    figures = " ".join(f"{word}={record[word]}" for word in record if word in _WORDS)
+    sides: dict[str, dict[str, Any]] = {}
+    for key, part in record.items():
+        match = _SIDE.match(key)
+        side, word = (match[1] or "", key[match.end() :]) if match else ("", key)
+        if word in _WORDS or word == "shape":
+            sides.setdefault(side, {})[word] = part
     texts = [t for word, t in record.items() if isinstance(t, str) and word not in _WORDS]
     named = [t for t in texts if re.search(r"[^\W\d_]", t) and not re.match(r"torch\.|float|\(", t)]
-    shape = re.findall(r"\d+", str(record.get("shape", "")))
-    whole = ".".join(filter(None, (name, next(iter(named), ""))))
-    yield f"{whole or 'tensor'} shape=({', '.join(shape)}) {figures}"
+    whole = ".".join(filter(None, (name, next(iter(named), "")))) or "tensor"
+    for side, its in sides.items():
+        shape = ", ".join(re.findall(r"\d+", str(its.pop("shape", ""))))
+        if its:
+            figures = " ".join(f"{word}={number}" for word, number in its.items())
+            yield f"{whole}{side and '.'}{side} shape=({shape}) {figures}"

@@ -27,23 +27,30 @@ _TAIL = re.compile(
     r"(?:<[^>\n]{0,80}>|\([\d, ]{0,90}\)|[^\s,()<>]{1,40}))*,?\s*\)?>?"
 )
 _DTYPE = re.compile(r"dtype[=:] ?(?:torch\.|np\.|jnp\.|<dtype: ')?([a-zA-Z]+\d*)")
-_SHAPE = re.compile(r"(?:\b[Ss]hape|\bsize|\bSize)[=:( ]{0,3}[(\[]([\d, ]{0,90})[)\]]\)?")
+_SHAPE = re.compile(r"(?:\b[Ss]hape|\bsize|\bSize|\|)[=:( ]{0,3}[(\[](\d[\d, ]{0,90}|)[)\]]\)?")
 _NO_TENSOR = re.compile(r"(?:[Ss]hapes?|[Ss]ize|[Dd]ims?|[Ss]trides?|[Pp]ads?|[Aa]xes|[Aa]xis)\W*$")
 _LOG = re.compile(
     r"^(?:[\[(]?\d{4}-\d\d-\d\d[T ][\d:.,]{5,18}[\])]?|[\[(]?\d\d:\d\d:\d\d[.,\d]*[\])]?"
-    r"|[\[(]?(?:INFO|DEBUG|WARNING|ERROR|root)[\])]?|[-:|>]+"
+    r"|[\[(]?(?:INFO|DEBUG|WARNING|ERROR|root)[\])]?|[-:|>]+|\[[A-Za-z_ ]{1,40}\](?=\s)"
     r"|[\[(]?[\w./-]{1,80}\.(?:py|cc|cpp|cu|rs):\d{1,6}[\])]?(?=[\s:-]))\s*"
 )
 _STEP = re.compile(r"[-=#>* ]*(?:step|iteration|iter)[ :=#]*(\d{1,9})[-=#<*: ]*", re.IGNORECASE)
 _FIGURE = re.compile(
-    rf"\b(mean|avg|std|min|max|norm|l2|l2_norm)\b[\"']?\s?[=:]?\s?(?:tensor)?\(?({NUMBER})\b",
+    rf"\b(mean|avg|std|min|max|norm|l2|l2_norm|sum|abs_?max|max_?abs|amax)\b[\"']?\s?[=:]?\s?"
+    rf"(?:tensor)?\(?({NUMBER})(?!\w)",
     re.IGNORECASE,
 )
-_OF_FIGURE = re.compile(r"\b(?:mean|avg|std|min|max|norm)\b[\"']?\s?[=:]\s?$", re.IGNORECASE)
-FIGURES = frozenset(("mean", "std", "min", "max", "norm"))
-ALIASES = {"avg": "mean", "l2": "norm", "l2_norm": "norm"}
+_OF_FIGURE = re.compile(
+    r"\b(?:mean|avg|std|min|max|norm|sum|amax)\b[\"']?\s?[=:]\s?$", re.IGNORECASE
+)
+FIGURES = frozenset(("mean", "std", "min", "max", "norm", "sum"))
+_LARGEST = ("absmax", "abs_max", "maxabs", "max_abs", "amax")
+ALIASES = {"avg": "mean", "l2": "norm", "l2_norm": "norm"} | dict.fromkeys(_LARGEST, "max")
 _OTHER_FIGURES = re.compile(r"time|latency|\bms\b|sec|loss|throughput|memory|/s\b", re.IGNORECASE)
 _NAME_CHARS = 200
+_OF_RANK = re.compile(r"\[((?:global_|local_)?rank|gpu)[ :=]?(\d{1,6})\][ :]*", re.IGNORECASE)
+_CLASS = re.compile(r"\s\([A-Z]\w{0,60}\)(?=\W*$)")
+"""The class of a module behind its name."""
 
 
 @dataclass(slots=True)
@@ -102,8 +109,13 @@ def prints(text: str) -> Iterator[Print]:
         shown, step = _figures(lines[:-1], step)
         yield from shown
         surroundings = f"{lines[-1]} {wrapper[0] if wrapper else ''} {text[end:ends]}"
+        described, _ = _figures([lines[-1]], step)
         printed = _described(block, _name(lines), step, surroundings)
         printed.row = row + len(lines) - 1
+        for figures in described:  # some elements, behind the statistics of all of them
+            printed.name, printed.whole = f"{figures.name}.output.1", (-1,)
+            figures.name = f"{figures.name}.output.0"
+            yield figures
         yield printed
         place = max(ends, opens + 1)
         row += text.count("\n", start, place)
@@ -162,9 +174,9 @@ def _described(block: _Block, name: str, step: int, surroundings: str) -> Print:
     is_whole = limits.count(printed.shape) == len(block.numbers)
     if not is_whole or any(len(lengths) > 1 for lengths in depths):
         printed.why = "rows of its print have different lengths"
-    if block.is_part:
-        shape = _SHAPE.search(surroundings)
-        whole = tuple(int(n) for n in shape[1].split(",") if n.strip()) if shape else ()
+    shape = _SHAPE.search(surroundings)
+    whole = tuple(int(n) for n in shape[1].split(",") if n.strip()) if shape else ()
+    if block.is_part or limits.count(whole) > len(block.numbers):
         fits = len(whole) == len(printed.shape)
         printed.whole = whole if fits else (-1,)
     return printed
@@ -182,9 +194,10 @@ def _name(lines: list[str]) -> str:
 
 def _cleaned(line: str) -> str:
     text = _DTYPE.sub(" ", _SHAPE.sub(" ", line.replace("torch.Size", "size")[-_NAME_CHARS:]))
+    text = _OF_RANK.sub(r"\1\2.", _CLASS.sub(" ", text))
     while (rest := _LOG.sub("", text.lstrip())) != text:
         text = rest
-    return "_".join(text.strip(" \t:=,|>-()[]{}'\"*#").split())
+    return " ".join(text.strip(" \t:=,|>-()[]{}'\"*#").split())
 
 
 def _figures(lines: list[str], step: int) -> tuple[list[Print], int]:
@@ -194,7 +207,7 @@ def _figures(lines: list[str], step: int) -> tuple[list[Print], int]:
         if match := _STEP.fullmatch(line.strip()):
             step = int(match[1])
         matches = list(_FIGURE.finditer(line)) if len(line) < 1000 else []
-        figures = {ALIASES.get(m[1].lower(), m[1].lower()): m[2] for m in matches}
+        figures = {ALIASES.get(m[1].lower(), m[1].lower()): m[2] for m in reversed(matches)}
         shape = _SHAPE.search(line)
         if len(figures) > 1 and (shape or not _OTHER_FIGURES.search(line)):
             before = line[: matches[0].start()]

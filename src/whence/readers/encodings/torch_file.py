@@ -18,7 +18,7 @@ import numpy as np
 
 from whence import dtypes
 from whence.errors import ElementsMissing, UnreadableRun
-from whence.readers.encodings import limits
+from whence.readers.encodings import limits, numpy_file, raw_form
 from whence.readers.encodings.archive import MAPPED_FROM, Bytes, File
 from whence.readers.encodings.number_text import Values
 from whence.readers.encodings.pickle_values import (
@@ -61,8 +61,11 @@ _QUANTISED = {
 _MANY = 64  # bytes of an object from which it may be a tensor; a date has ten
 CONTENTS = ("value", "values", "data", "tensor", "array")
 """Usual keys of the tensor in a dict that also has its name."""
+CODED = (*CONTENTS, "base64", "b64", "data_b64", "data_base64", "bytes", "raw", "content")
+"""Usual keys of its bytes."""
 _NAMES = ("layer", "module", "layer_name", "module_name", "op_name", "tensor_name")
 """Usual keys of the name in a dict of one tensor or call; a list of such dicts may use others."""
+_HEAD_BYTES = numpy_file.HEAD_BYTES
 _MARKS = ("epoch", "step", "iteration", "iter", "batch", "call", "token", "rank")
 _PLACES = ("torch", "torch.storage", "torch.cuda")
 _ONE_TENSOR = 4096
@@ -137,6 +140,7 @@ def tensors(tree: Any) -> Iterator[tuple[str, Any]]:
         visits += 1
         if visits > _VISITS:
             raise UnreadableRun(f"the file holds a tree of more than {_VISITS} nodes")
+        node = _of_bytes(node, name) if isinstance(node, (bytes, bytearray, dict)) else node
         if isinstance(node, (TorchTensor, Values)):
             yield name, node
             continue
@@ -147,8 +151,36 @@ def tensors(tree: Any) -> Iterator[tuple[str, Any]]:
             yield name, node
         inner = above | {id(node)}
         for key, part in reversed(below):
-            if isinstance(part, (TorchTensor, Values, Unknown, dict, list, tuple)):
+            if isinstance(part, (TorchTensor, Values, Unknown, dict, list, tuple, bytes)):
                 todo.append((_joined(name, key), part, inner))
+
+
+def _of_bytes(node: Any, name: str) -> Any:
+    """Returns what bytes hold: the content of a file of torch.save or np.save, or the elements
+    whose dtype and shape stand beside them. Many others that are no text count as uint8, so that
+    they are compared; the rest as they are.
+    """
+    if isinstance(node, dict):
+        data = next((node[key] for key in CODED if isinstance(node.get(key), bytes)), b"")
+        form = raw_form.of_value(node, len(data)) if data else None
+        if form is None:
+            return node
+        return _tensor_of(form.dtype, form.shape, data)
+    head = bytes(node[:_HEAD_BYTES])
+    if head.startswith(numpy_file.MAGIC):
+        header = numpy_file.header(head, name)
+        if header.word is not None and header.word.isnative and not header.fortran:
+            return _tensor_of(header.dtype, header.shape, node[header.start :])
+    if recognised(head):
+        return load(bytes(node), name)
+    is_text = len(node) < _MANY or not any(byte > 127 or byte < 9 for byte in head)
+    return node if is_text else _tensor_of("uint8", (len(node),), node)
+
+
+def _tensor_of(dtype: str, shape: tuple[int, ...], data: bytes) -> TorchTensor:
+    elements = np.frombuffer(data, np.uint8)
+    steps = tuple(limits.count(shape[axis + 1 :]) for axis in range(len(shape)))
+    return TorchTensor(dtype, shape, steps, 0, Storage("", dtype, lambda: elements))
 
 
 def _is_tensor(node: Unknown) -> bool:
@@ -195,9 +227,7 @@ def _with_names(items: Sequence[Any], *, is_list: bool = False) -> list[tuple[An
     step or rank; [] where one states none. is_list: a field `name` is enough.
     """
     named: list[tuple[Any, Any]] = []
-    keys = [tuple(p for p in i if isinstance(p, str)) for i in items if isinstance(i, tuple)]
-    # A number tells apart what has one name: of a layer, unless names have numbers of layers.
-    numbered = len({*keys}) < len(keys) and not any(re.search(r"\d", "".join(k)) for k in keys)
+    numbered = _number_word(items)
     for item in items:
         if isinstance(item, Unknown) and isinstance(item.state, dict):  # of a class of one's own
             item = item.state
@@ -205,8 +235,8 @@ def _with_names(items: Sequence[Any], *, is_list: bool = False) -> list[tuple[An
         if len(texts) == 1 and len(item) > 1:
             rest = [part for part in item if not isinstance(part, (str, int))]
             sides = dict(zip(("input", "output"), rest)) if len(rest) == 2 else rest
-            numbers = [str(part) for part in item if isinstance(part, int) and part >= 0]
-            name = ".".join((*numbers, texts[0])) if numbered else texts[0]
+            numbers = [p for p in item if isinstance(p, int) and p >= 0 and numbered is not None]
+            name = ".".join((*(f"{numbered}{number}" for number in numbers), texts[0]))
             named.append((name, rest[0] if len(rest) == 1 else sides))
             continue
         match item:
@@ -219,6 +249,26 @@ def _with_names(items: Sequence[Any], *, is_list: bool = False) -> list[tuple[An
             case _:
                 return []
     return named
+
+
+def _number_word(items: Sequence[Any]) -> str | None:
+    """Returns the word for the numbers beside names in tuples: that of a call where each name comes
+    with the same ones, "" of a layer where they tell names apart; None where names do without.
+    """
+    numbers: dict[str, list[int]] = {}
+    for item in items:
+        texts = [p for p in item if isinstance(p, str)] if isinstance(item, tuple) else []
+        for text in texts[:1]:
+            numbers.setdefault(text, []).append(
+                next((p for p in item if isinstance(p, int)), -1)  # type: ignore[misc]
+            )
+    if all(len(its) == 1 for its in numbers.values()):
+        return None
+    if len({frozenset(its) for its in numbers.values()}) == 1 and re.search(
+        r"\d", "".join(numbers)
+    ):
+        return "call"
+    return ""
 
 
 def _name_key(item: dict[Any, Any], *, is_list: bool) -> str:

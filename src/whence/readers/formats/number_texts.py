@@ -7,21 +7,24 @@ examples/model-conversion/logits.cpp.
 
 from __future__ import annotations
 
+import base64
 import json
 import re
 from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
+import numpy as np
+
 from whence import dtypes
 from whence.errors import UnreadableRun
 from whence.readers.assembly import named_tensors
 from whence.readers.assembly.builder import Building
 from whence.readers.assembly.named_tensors import Named
-from whence.readers.encodings import figure_tables, limits, number_text, torch_file
+from whence.readers.encodings import figure_tables, limits, number_text, raw_form, torch_file
 from whence.readers.encodings.archive import File
 from whence.readers.encodings.number_text import Digits, Values
-from whence.readers.source import Place
+from whence.readers.source import Place, suffix_of
 from whence.records import Run
 
 LOOKS_LIKE = "a text of numbers: .csv, np.savetxt, lists in .json or .jsonl"
@@ -42,8 +45,15 @@ _BETWEEN = re.compile(r"[ \t]*[,;][ \t]*|[ \t]+")
 _NUMBERED = re.compile(rf"(\d+): ({number_text.NUMBER})")
 _LIST = re.compile(rb"\[\s*-?(?:\d+\.\d*(?:[eE][-+]?\d+)?|-?nan|-?inf|NaN|-?Infinity)\s*[,\]]")
 _ARRAY = re.compile(rb"\s*\[[\s\[]*-?\d")
+_CODED = re.compile(
+    rf'"(?:{"|".join(torch_file.CODED)})"\s*:\s*"[A-Za-z0-9+/]{{8,}}={{0,2}}["A-Za-z0-9+/]'.encode()
+)
 _ROW = re.compile(r'((?:"[^"]*(?:"|$)|[^"\n])*)(?:\n|$)')
-_CELL_OF_ROW = re.compile(r'(?:^|,)[ \t]*(?:"([^"]*)"?|([^,"]*))')
+_CELLS = {".csv": ",", ".tsv": "\t"}
+_CELL_OF_ROW = {
+    mark: re.compile(rf'(?:^|{mark})[ ]*(?:"([^"]*)"?|([^{mark}"]*))') for mark in ",;\t"
+}
+_NUMBER_CELL = re.compile(rf"\s*{number_text.NUMBER}\s*")
 _LIST_IN_CELL = re.compile(
     rf"[\s\[(]*{number_text.NUMBER}(?:[\s,;\[\]()]+{number_text.NUMBER})+[\s,\])]*"
 )
@@ -57,10 +67,10 @@ def sniff(place: Place) -> bool:
     if _SETTINGS.search(place.path.name) or figure_tables.sniff(place.head, place.suffix):
         return False
     if place.suffix in _JSON:
-        return bool(_LIST.search(place.head) or _ARRAY.match(place.head))
+        return any(p.search(place.head) for p in (_LIST, _CODED)) or bool(_ARRAY.match(place.head))
     return place.suffix in _TABLES and (
         _is_table(place)
-        or (place.suffix == ".csv" and bool(_named_rows(place.head.decode("utf-8", "replace"))))
+        or (place.suffix in _CELLS and bool(_named_rows(place.head.decode("utf-8", "replace"))))
     )
 
 
@@ -93,23 +103,43 @@ def _is_table(place: Place) -> bool:
 
 def _named_rows(text: str) -> list[tuple[str, list[list[str]]]]:
     """Returns (name, lists of numbers in the other cells, the longest last) of the rows of a table
-    of tensors, below its header; [] where a row is something else.
+    of tensors, below its header; [] where a row is something else. A row may also be a name and the
+    numbers of its tensor in as many cells, unless a header calls these something.
     """
     rows: list[tuple[str | None, list[list[str]]]] = []
+    flat: list[int] = []
     lines = [line for line in _ROW.findall(text) if line.strip()]
+    mark = max(_CELL_OF_ROW, key=lines[0].count) if lines else ","
     for line in lines if text.endswith("\n") else lines[:-1] or lines:
-        cells = [quoted or bare for quoted, bare in _CELL_OF_ROW.findall(line)]
+        cells = [quoted or bare for quoted, bare in _CELL_OF_ROW[mark].findall(line)]
+        if len(cells) > 1 and all(map(_NUMBER_CELL.fullmatch, cells[1:])):
+            is_named = bool(cells[0].strip()) and not _NUMBER_CELL.fullmatch(cells[0])
+            rows.append((cells[0] if is_named else None, [cells[1:]]))
+            flat.append(len(cells))
+            continue
         lists = [re.findall(number_text.NUMBER, c) for c in cells if _LIST_IN_CELL.fullmatch(c)]
         if not lists or _LIST_IN_CELL.fullmatch(cells[0]):
             rows.append((None, lists))
         else:
             rows.append((cells[0], sorted(lists, key=len)))
-    rows = rows[bool(rows and rows[0][0] is None) :]
+    has_header = bool(rows and rows[0][0] is None)
+    if flat and (max(flat) <= _FEW_FIGURES or (has_header and _are_words(lines[0], mark))):
+        return []
+    rows = rows[has_header:]
     return (
         [(name, lists) for name, lists in rows if name is not None]
         if all(name is not None for name, _ in rows)
         else []
     )
+
+
+_FEW_FIGURES = 4
+"""Most cells of a row that may be a name and figures about it."""
+
+
+def _are_words(header: str, mark: str) -> bool:
+    """Whether the cells of a header behind its first differ in more than numbers."""
+    return len({re.sub(r"[\d\s\"]", "", cell) for cell in header.split(mark)[1:]}) > 1
 
 
 def _tensors_of_rows(text: str) -> list[tuple[str, Values]]:
@@ -154,7 +184,7 @@ def _items(building: Building, file: File) -> Iterator[Named]:
         if b"\0" in text:
             raise ValueError("it holds zeros")
         words = text.decode("utf-8")
-        is_named = file.name.lower().endswith(".csv") and _named_rows(words[: limits.HEAD_BYTES])
+        is_named = suffix_of(file.name) in _CELLS and _named_rows(words[: limits.HEAD_BYTES])
         read = _tensors_of_rows if is_named else _table
         read = _lists if words.lstrip()[:1] in ("[", "{") else read
         for inner, values in torch_file.tensors(read(words)):
@@ -237,6 +267,8 @@ def _tree(value: Any, digits: Digits) -> Any:
         return [_tree(part, digits) for part in value]
     if not isinstance(value, dict):
         return value
+    if coded := _coded(value):
+        return {key: part for key, part in value.items() if key not in _SHAPES} | coded
     tree = {key: _tree(part, digits) for key, part in value.items()}
     shape_key = next((key for key in _SHAPES if key in value), "")
     held = next((k for k in torch_file.CONTENTS if isinstance(tree.get(k), Values)), "")
@@ -244,6 +276,19 @@ def _tree(value: Any, digits: Digits) -> Any:
         return tree
     values = tree[held].shaped(_extents(value[shape_key]), str(value.get("dtype", "")))
     return {k: v for k, v in tree.items() if k != shape_key} | {held: values}
+
+
+def _coded(value: dict[str, Any]) -> dict[str, Values]:
+    """Returns {key: tensor} of the bytes in base64 that have their shape and dtype beside them."""
+    shape = next((value[key] for key in _SHAPES if key in value), None)
+    texts = {k: t for k, t in value.items() if isinstance(t, str) and k in torch_file.CODED}
+    for key, text in texts.items() if isinstance(shape, list) else ():
+        data = base64.b64decode(text, validate=True)
+        form = raw_form.of_value({**value, "shape": [int(n) for n in shape]}, len(data))
+        if form is not None:
+            kind = dtypes.named(form.dtype).numpy
+            return {key: Values(np.frombuffer(data, kind).reshape(form.shape))}
+    return {}
 
 
 def _flat(value: list[Any]) -> tuple[list[Any], tuple[int, ...]]:

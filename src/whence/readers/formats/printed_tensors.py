@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterator
 from typing import Any
@@ -67,7 +68,13 @@ def _items(building: Building, file: File) -> Iterator[Named]:
         raise UnreadableRun(f"{file.name} holds zeros: it was not written to its end")
     if figure_tables.sniff(bytes(file.head(_HEAD)), suffix := suffix_of(file.name)):
         text = figure_tables.lines(text, suffix)
-    for printed in printed_text.prints(text):
+    shown = list(printed_text.prints(text))
+    words = [printed.name.split() for printed in shown]
+    begin = sum(1 for _ in itertools.takewhile(lambda same: len({*same}) == 1, zip(*words)))
+    # what all lines begin with is no name, but for the word of a number
+    begin *= all(its[begin : begin + 1] > ["A"] for its in words)
+    for printed, its in zip(shown, words, strict=True):
+        printed.name = "_".join(its[begin:])
         yield _named(printed)
 
 
@@ -95,5 +102,8 @@ def _statistics(printed: Print) -> Statistics:
     numbers = {key: float(text) for key, text in printed.figures.items()}
     finite = {key: number for key, number in numbers.items() if math.isfinite(number)}
     low, high, mean, std, norm = map(finite.get, ("min", "max", "mean", "std", "norm"))
+    count = limits.count(printed.shape)
+    if mean is None and "sum" in finite:
+        mean = finite["sum"] / max(count, 1)
     has_nan = any(map(math.isnan, numbers.values()))
-    return Statistics(limits.count(printed.shape), low, high, mean, std, norm, int(has_nan), 0, 0)
+    return Statistics(count, low, high, mean, std, norm, int(has_nan), 0, 0)
