@@ -169,7 +169,7 @@ def test_bfloat16_elements_are_seen():
     assert "multiplied by 1.5" in sight(reference, target, BF16, LIMITS.within(BF16)).pattern
 
 
-def after(e_out, before, layer_before=None, look=None, evidence="two dumps"):
+def after(e_out, before, layer_before=None, look=None, evidence="two dumps", equal_before=0):
     growth = grow(before, [PairError(e_out, evidence, u=U32)], U32)
     return judge_unseen(
         judge_region(0, -1, growth),
@@ -177,7 +177,7 @@ def after(e_out, before, layer_before=None, look=None, evidence="two dumps"):
         U32,
         before or None,
         lambda: look,
-        elsewhere=Elsewhere(layer_before=layer_before),
+        elsewhere=Elsewhere(layer_before=layer_before, equal_before=equal_before),
     ).verdict
 
 
@@ -213,3 +213,28 @@ def test_statistics_that_moved_before_prove_nothing_of_later_ones():
     assert after(0.3, [equal], evidence="statistics") == "introduced"
     coarse = PairError(0.0, "statistics", u=U32, coarse=1e-3)  # of three digits
     assert after(2e-3, [coarse] * 4, evidence="statistics") != "introduced"
+
+
+def test_a_size_beyond_all_rounding_needs_no_inputs():
+    assert after(0.06, []) == "introduced"
+    assert after(0.04, []) == "undetermined"
+    assert after(0.06, [], look=Sight(0.01)) == "undetermined"  # few rows
+
+
+def test_equal_tensors_that_were_not_read_leave_less_room_as_well():
+    equal = [PairError(0.0, u=U32)]
+    assert after(2e-3, equal, equal_before=4) == "introduced"
+    assert after(2e-3, equal, equal_before=3) == "undetermined"
+    assert after(2e-3, [PairError(1e-7, u=U32)], equal_before=9) == "undetermined"
+
+
+@pytest.mark.parametrize("shape", [(4, 10), (4, 6, 12), (4, 8, 3, 3)])
+def test_a_factor_in_front_of_a_bias_is_a_pattern(shape):
+    bias = RNG.normal(size=shape[-1] if len(shape) < 4 else (shape[1], 1, 1))
+    product = RNG.normal(size=shape)
+    pair = [(factor * product + bias).astype(np.float32) for factor in (1.0, 1.003)]
+    pattern = sight(*pair, U32, LIMITS.within(U32)).pattern
+    assert pattern == "everything is multiplied by 1.003, but for a bias"
+    wide = noisy((product + bias).astype(np.float64), 1e-3)  # as large, and no factor
+    assert not sight(pair[0], wide, U32, LIMITS.within(U32)).pattern
+    assert not sight(*pair, BF16, LIMITS.within(BF16)).pattern

@@ -275,3 +275,24 @@ def test_results_in_front_of_the_layers_that_they_come_from_are_last():
 )
 def test_the_layer_before(name, before):
     assert list(dict.fromkeys(layer_before(name))) == before
+
+
+def test_experts_run_one_after_another_behind_the_attention_of_their_layer():
+    inner = ["experts.0.w1", "experts.0.w2", "experts.0.w3", "experts.1.w1", "experts.1.w2"]
+    parts = [*(f"moe.{name}" for name in inner), "self_attn.o_proj", "post_attention_layernorm"]
+    pairs, _ = told([f"layers.2.{part}" for part in parts])
+    for former, later in (
+        ("self_attn.o_proj", "post_attention_layernorm"),
+        ("post_attention_layernorm", "moe.experts.0.w1"),
+        ("self_attn.o_proj", "moe.experts.1.w2"),
+        ("moe.experts.0.w1", "moe.experts.0.w2"),
+        ("moe.experts.0.w3", "moe.experts.0.w2"),
+        ("moe.experts.0.w2", "moe.experts.1.w1"),
+    ):
+        assert (f"layers.2.{former}", f"layers.2.{later}") in pairs
+        assert (f"layers.2.{later}", f"layers.2.{former}") not in pairs
+
+
+def test_convolutions_around_layers_are_in_front_of_them():
+    pairs, _ = told(["conv1", "conv2", "ctc_proj", "layers.0.fc", "layers.1.fc"])
+    assert {("conv1", "conv2"), ("conv2", "layers.0.fc"), ("layers.1.fc", "ctc_proj")} <= pairs

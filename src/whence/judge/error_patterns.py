@@ -262,6 +262,8 @@ def sight(reference: Array, target: Array, u: float, room: float) -> Sight | Non
     if (coherence := coherent(reference, target)) is not None:
         return Sight(typical, *coherence)
     pattern = _one_number(g, t, room) if g.size >= PATTERN_ELEMENTS_ONE_NUMBER else ""
+    if not pattern and not dtypes.is_half_roundoff(u):
+        pattern = _but_for_a_bias(g, t, room)
     if g.size >= PATTERN_ELEMENTS and not pattern:
         fine = not dtypes.is_half_roundoff(u)
         pattern = _moved(g, t, room, fine) or _slices(g, t, room, fine)
@@ -280,25 +282,47 @@ def _one_number(g: F64, t: F64, room: float) -> str:
     mean, spread = float(g.mean()), float(g.std())
     if spread <= PATTERN_VARIED * abs(mean):
         return ""
+    if pattern := _one_factor(g, t, room):
+        return pattern
     e, size = t - g, float(np.linalg.norm(g))
-    error = float(np.linalg.norm(e))
+    shift = float(np.median(e))
+    alike = float(np.median(np.abs(e - shift))) <= PATTERN_STRAY * abs(shift)
+    if shift and alike and _is_explained(g, e, e - shift, shift * math.sqrt(g.size) / size, room):
+        return f"{shift:+.3g} is added to everything"
+    return ""
 
-    def explains(remainder: F64, effect: float) -> bool:
-        remaining = float(np.linalg.norm(remainder))
-        return remaining <= PATTERN_REST * error and (
-            remaining <= room * size or abs(effect) >= PATTERN_EFFECT
-        )
 
+def _one_factor(g: F64, t: F64, room: float) -> str:
     large = np.abs(g) >= max(float(np.median(np.abs(g))), 1e-300)
+    if not large.any():
+        return ""
     ratio = t[large] / g[large]
     factor = float(np.median(ratio))
     alike = float(np.median(np.abs(ratio - factor))) <= PATTERN_STRAY * abs(factor - 1)
-    if factor != 1 and alike and explains(t - factor * g, factor - 1):
+    if factor != 1 and alike and _is_explained(g, t - g, t - factor * g, factor - 1, room):
         return f"everything is multiplied by {factor:.4g}"
-    shift = float(np.median(e))
-    alike = float(np.median(np.abs(e - shift))) <= PATTERN_STRAY * abs(shift)
-    if shift and alike and explains(e - shift, shift * math.sqrt(g.size) / size):
-        return f"{shift:+.3g} is added to everything"
+    return ""
+
+
+def _is_explained(g: F64, e: F64, remainder: F64, effect: float, room: float) -> bool:
+    """Whether little of an error remains, and that is rounding or the effect is no rounding."""
+    remaining = float(np.linalg.norm(remainder))
+    return remaining <= PATTERN_REST * float(np.linalg.norm(e)) and (
+        remaining <= room * float(np.linalg.norm(g)) or abs(effect) >= PATTERN_EFFECT
+    )
+
+
+def _but_for_a_bias(g: F64, t: F64, room: float) -> str:
+    """Describes one factor on everything but a constant of each channel, as where a weight is wrong
+    in front of a bias; "" for none.
+    """
+    for axis in dict.fromkeys((g.ndim - 1, min(1, g.ndim - 1))):
+        around = tuple(k for k in range(g.ndim) if k != axis)
+        if not around or g.size - g.shape[axis] < PATTERN_ELEMENTS_ONE_NUMBER:
+            continue
+        parts = [x - x.mean(around, keepdims=True) for x in (g, t)]
+        if pattern := _one_factor(*parts, room):
+            return f"{pattern}, but for a bias"
     return ""
 
 

@@ -74,10 +74,12 @@ class OtherSteps(NamedTuple):
 class Elsewhere(NamedTuple):
     """The errors of the tensor of one name elsewhere: they show what rounding makes in as many
     operators. steps: in other steps; layer_before: one layer earlier. None where not known.
+    equal_before: number of earlier float32 tensors, where all of them are equal.
     """
 
     steps: OtherSteps | None = None
     layer_before: float | None = None
+    equal_before: int = 0
 
 
 NOWHERE = Elsewhere()
@@ -168,15 +170,14 @@ def judge_unseen(
     ):
         return stands_out
     if errors_before is None:
-        return _without_inputs(verdict, growth, coherence or look())
+        return _without_inputs(verdict, growth, coherence or look(), _far(u, ()))
     if math.isinf(growth.e_out):
         return verdict
     if growth.e_in > room and growth.growth <= LIMITS.growth:
         return verdict.withdrawn(VerdictKind.INHERITED, verdict.sentence)
     sight = coherence or look()
-    if sight is not None and sight.pattern and not sight.effect:
-        return _introduced(verdict, growth, _not_rounding(sight), is_whole=is_whole)
-    if why := _no_rounding(growth, sight, _far(u, errors_before), room, elsewhere.layer_before):
+    far = _far(u, errors_before, elsewhere.equal_before)
+    if why := _no_rounding(growth, sight, far, room, elsewhere.layer_before):
         return _introduced(verdict, growth, why, is_whole=is_whole)
     if growth.evidence == Evidence.STATISTICS:
         return _open(verdict, _OF_STATISTICS.format(growth.e_out), KEEP_ELEMENTS)
@@ -188,13 +189,16 @@ def judge_unseen(
     return _open(verdict, words, SEE_INSIDE if is_whole else RECORD_MORE)
 
 
-def _without_inputs(verdict: Verdict, growth: ErrorGrowth, sight: Sight | None) -> Verdict:
+def _without_inputs(
+    verdict: Verdict, growth: ErrorGrowth, sight: Sight | None, far: float
+) -> Verdict:
     """The verdict of a tensor beyond rounding before which nothing was recorded."""
     size = f"differs by rel_l2 {growth.e_out:.2g}"
-    if sight is not None and sight.pattern:
-        words = (
-            f"{_not_rounding(sight)}; here, or in what it was computed from, which was not recorded"
-        )
+    typical = growth.e_out if sight is None else min(growth.e_out, sight.typical)
+    is_pattern = sight is not None and bool(sight.pattern)
+    if (is_pattern or typical > far) and math.isfinite(growth.e_out):
+        why = _not_rounding(sight) if sight is not None and is_pattern else _is_far(far)
+        words = f"{why}; here, or in what it was computed from, which was not recorded"
         return _introduced(verdict, growth, "").replace(sentence=f"{size}: {words}")
     words = "what it was computed from was not recorded, so the error may start here or before"
     return _open(verdict, f"{size}; {words}", RECORD_INPUTS)
@@ -203,16 +207,22 @@ def _without_inputs(verdict: Verdict, growth: ErrorGrowth, sight: Sight | None) 
 def _no_rounding(
     growth: ErrorGrowth, sight: Sight | None, far: float, room: float, layer_before: float | None
 ) -> str:
-    """Why most rows are further off than rounding, "" where they may not be."""
+    """Why a pattern, or the size of most errors, is no rounding, "" where it may be."""
+    if sight is not None and sight.pattern and not sight.effect:
+        return _not_rounding(sight)
     typical = growth.e_out if sight is None else min(growth.e_out, sight.typical)
     grown = LIMITS.growth * growth.e_in
     if typical > max(far, grown):
-        return f"more than {far:.2g}, which rounding leaves of no network that works"
+        return _is_far(far)
     if layer_before is None or typical <= max(
         room, grown, LIMITS.beside_other_steps * layer_before
     ):
         return ""
     return f"the same of the layer before differs by {layer_before:.2g}"
+
+
+def _is_far(far: float) -> str:
+    return f"more than {far:.2g}, which rounding leaves of no network that works"
 
 
 def unless_coherent(
@@ -286,7 +296,7 @@ def _within(verdict: Verdict, growth: ErrorGrowth, u: float, room: float) -> Ver
     return verdict.withdrawn(name, sentence)
 
 
-def _far(u: float, errors_before: Sequence[PairError]) -> float:
+def _far(u: float, errors_before: Sequence[PairError], equal_before: int = 0) -> float:
     """The error that no rounding makes. What is stored in float32 may have been computed in 16
     bits, unless what came before did not; less is left to rounding where all of that is equal to
     the bit, for then both runs have the same kernels.
@@ -302,7 +312,10 @@ def _far(u: float, errors_before: Sequence[PairError]) -> float:
         and e.inherited is not None
         and e.inherited <= LIMITS.within(e.u)
     ]
-    if len(exact) >= ENOUGH_EQUAL and not any(e.value for e in errors_before):
+    is_float32 = not is_half_roundoff(u)
+    if max(len(exact), equal_before * is_float32) >= ENOUGH_EQUAL and not any(
+        e.value for e in errors_before
+    ):
         return LIMITS.far_equal
     return LIMITS.far_seen if len(exact) >= ENOUGH_IN_FLOAT32 else LIMITS.far
 
@@ -311,6 +324,8 @@ def _introduced(
     verdict: Verdict, growth: ErrorGrowth, why: str, *, is_whole: bool = False
 ) -> Verdict:
     size = f"differs by rel_l2 {growth.e_out:.2g}, where {growth.e_in:.2g} came in"
+    if why and growth.evidence == Evidence.STATISTICS:
+        why = f"{why}; here, or by another order of elements before, which statistics hide"
     score = verdict.score if verdict.score is not None else growth.score()
     return verdict.replace(
         verdict=VerdictKind.INTRODUCED,

@@ -389,7 +389,8 @@ def _by_number(traces: Sequence[Trace]) -> list[Chain]:
     for n, trace in enumerate(traces):
         for match in _NUMBER.finditer(trace.name):
             before = trace.name[: match.start()]
-            numbered[before][int(match[0])].append(n)
+            if not _GATED.search(before):
+                numbered[before][int(match[0])].append(n)
             above = before.rstrip(_LETTERS)
             if above != before:
                 beside[above][int(match[0])].append(n)
@@ -401,14 +402,16 @@ def _by_number(traces: Sequence[Trace]) -> list[Chain]:
 
 _LETTERS = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
 _COUNTED = re.compile(r"\D+[_-]\d+")
+_GATED = re.compile(r"(?:^|[._/-])w$")
+"""In front of the numbers of a gated MLP, in which w3 runs before w2."""
 _GIVEN = re.compile(r"^(\w*input_ids|\w*attention_mask|position_ids|pixel_values|inputs?)$")
 _TRUNK = (
-    re.compile(r"embe?d|(^|[._/-])(wte|wpe|stem|conv_in|patchify)([._/-]|$)"),
+    re.compile(r"embe?d|(^|[._/-])(wte|wpe|stem|conv_in|patchify)([._/-]|$)|^conv$"),
     re.compile(r"^(?!.*(norm|ln_f|pool|head|classif)).*(transformer|encoder|decoder|backbone|trunk|block"
                r"|layer|stage|features|body)"),
     re.compile(r"(^|[._/-])(final\w*|norm|ln_f|post_layernorm|layer_?norm)([._/-]|$)"),
     re.compile(r"pool"),
-    re.compile(r"(^|[._/-])(lm_?head|head|classifier|classification|fc|logits|score|cls|proj_out|conv_out"
+    re.compile(r"(^|[._/-])(lm_?head|head|classifier|classification|fc|logits|score|cls|ctc|proj_out|conv_out"
                r"|output|last_hidden_state)([._/-]|$)"),
 )  # fmt: skip
 """Roles around layers, in the order in which they run."""
@@ -496,16 +499,22 @@ _NORM_1, _NORM_2, _UP = 10, 11, 12
 
 
 def _in_layer(traces: Sequence[Trace]) -> list[Chain]:
-    """Within a layer: attention before the MLP, projections in and out."""
-    layers: dict[str, dict[int, list[int]]] = defaultdict(lambda: defaultdict(list))
+    """Within a layer: attention before the MLP, projections in and out; of experts, each by
+    itself.
+    """
+    layers: dict[tuple[str, bool], dict[int, list[int]]] = defaultdict(lambda: defaultdict(list))
+    with_inner = set[str]()
     for n, trace in enumerate(traces):
-        if match := _NUMBER.search(trace.name):
-            stage = _stage(trace.name[match.end() :])
-            layers[trace.name[: match.end()]][stage].append(n)
+        ends = [m.end() for m in _NUMBER.finditer(trace.name)]
+        inner = [end for end in ends[1:] if trace.name[end : end + 1] in (".", "/")]
+        for end, is_inner in [*((end, False) for end in ends[:1]), *((end, True) for end in inner)]:
+            stage = _stage(trace.name[end:])
+            layers[trace.name[:end], is_inner][stage].append(n)
+        with_inner.update(trace.name[:end] for end in ends[: bool(inner)])
     chains = [
         [group for stages in chain if (group := [n for k in stages for n in layer.get(k, ())])]
-        for layer in layers.values()
-        for chain in _IN_LAYER
+        for (name, _), layer in layers.items()
+        for chain in (_AROUND_INNER if name in with_inner else _IN_LAYER)
     ]
     return [chain for chain in chains if len(chain) > 1]
 
@@ -516,7 +525,10 @@ _IN_LAYER: tuple[tuple[Sequence[int], ...], ...] = (
     ((*range(5), _NORM_1), (_NORM_2,)),
     (range(6), (_UP,), (8, 9)),
 )
-"""Chains of stages, each of one or several roles."""
+_AROUND_INNER = ((*((k,) for k in range(6)), (*range(6, _NORM_1), _UP)),)
+"""Chains of stages, each of one or several roles; of a layer with numbered parts, such as experts,
+which run one after another.
+"""
 
 
 @functools.lru_cache(maxsize=4096)

@@ -139,7 +139,11 @@ class LeafEvidenceCollector:
             ],
             leaf,
             is_deep=is_deep,
-            elsewhere=judge.Elsewhere(self._in_other_steps(call), self._in_layer_before(call))
+            elsewhere=judge.Elsewhere(
+                self._in_other_steps(call),
+                self._in_layer_before(call),
+                self._unseen.equal_before.get(call.id, 0),
+            )
             if is_deep
             else judge.NOWHERE,
             ahead=self._unseen.ahead.get(call.id) if PLACED in call.notes else None,

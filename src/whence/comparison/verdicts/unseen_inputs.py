@@ -27,7 +27,8 @@ class UnseenInputs:
     calls: ids of calls with unknown inputs. worst_before: by call with unknown or partly shown
     inputs, the largest error that it may have received: of all earlier tensors if the inputs are
     unknown, else on the way to its inputs. ahead: by paired leaf, the largest error of all earlier
-    tensors, whether it read them or not.
+    tensors, whether it read them or not. equal_before: by paired leaf, the number of earlier
+    tensors in float32, where all of them are equal; of equal ones at all where no order is known.
     """
 
     def __init__(self, errors: PairErrors) -> None:
@@ -37,6 +38,7 @@ class UnseenInputs:
         self.calls: set[int] = set()
         self.worst_before: dict[int, judge.PairError] = {}
         self.ahead: dict[int, judge.PairError] = {}
+        self.equal_before: dict[int, int] = {}
         self._looked: dict[int, int] = {}
         largest = _Largest()
         for call in in_order(paired.calls):
@@ -46,6 +48,8 @@ class UnseenInputs:
                     largest.upto.update((ref.record, came_in) for ref in _written(call))
             elif call.leaf or self._is_untold(call):
                 self._add(call, came_in, largest)
+        unordered = (c.id for c in paired.calls if has_mark(c, Mark.UNORDERED))
+        self.equal_before.update(dict.fromkeys(unordered, largest.equal))
 
     def _add(self, call: Call, came_in: judge.PairError, largest: _Largest) -> None:
         """Note what a paired call may have received. came_in: the largest error that it is known to
@@ -53,6 +57,8 @@ class UnseenInputs:
         """
         slots = self._paired.slots_of(call.id).values()
         ahead = self.ahead[call.id] = _worse(came_in, largest.before(call))
+        if not ahead.value:
+            self.equal_before[call.id] = largest.equal
         is_untold = self._is_untold(call)
         if is_untold:
             self.calls.add(call.id)
@@ -113,6 +119,8 @@ class _Largest:
 
     def __init__(self) -> None:
         self.upto: dict[int, judge.PairError] = {}
+        self.equal = 0
+        """Number of tensors in float32 so far that are equal."""
         self._step: dict[tuple[int, str], int] = {}
         # by process and root, in this step; logged: by the kernel that runs now, which has not yet
         # given its result
@@ -137,6 +145,9 @@ class _Largest:
     def add(self, call: Call, errors: Iterable[judge.PairError]) -> None:
         """Note the errors of what a call wrote, after `before`."""
         whole, name = (call.rank, call.root), (call.rank, call.root, call.scope)
+        errors = list(errors)
+        u = judge.unit_roundoff("float32")
+        self.equal += sum(e.u == u and e.inherited is not None and e.inherited <= u for e in errors)
         is_logged = has_mark(call, Mark.LOGGED)
         largest = self._logged if is_logged else self._worst
         largest[whole] = functools.reduce(_worse, errors, largest[whole])

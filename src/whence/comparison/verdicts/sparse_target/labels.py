@@ -90,6 +90,10 @@ class _CallsAround:
         return "a kernel after the last printed tensor" if calls else ""
 
 
+_IN_LAYER = re.compile(r"(.*?)(\d+)(?=[./_-]|$)")
+"""The number of the layer in a name."""
+
+
 class LabelJudge:
     """Judges the labels of the reference. Only their order is known, so each may depend on all
     earlier ones of its step. labels: by call, the index of its pair.
@@ -159,10 +163,38 @@ class LabelJudge:
                 verdicts[label.id] = verdict
             if is_behind:
                 suspects.add(node)
+        for node in self._behind_layers(firsts, [label.scope for label in labels], errors):
+            label = labels[node].id
+            verdicts[label] = verdicts[label].withdrawn(
+                VerdictKind.INHERITED, verdicts[label].sentence
+            )
+            firsts.remove(node)
         if len(firsts) > 1:
             everything = _common([label.scope for label in labels])
             verdicts |= _together([labels[node] for node in firsts], verdicts, everything)
         return verdicts
+
+    def _behind_layers(
+        self,
+        firsts: Sequence[int],
+        names: Sequence[str],
+        errors: Sequence[Sequence[judge.PairError]],
+    ) -> set[int]:
+        """Which of the first differences are behind those in layers: they are in no layer, and what
+        layers are given would have changed all of the first one, which is equal.
+        """
+        layers: dict[str, dict[int, list[int]]] = defaultdict(lambda: defaultdict(list))
+        for node, name in enumerate(names):
+            if match := _IN_LAYER.match(name):
+                layers[match[1]][int(match[2])].append(node)
+        if not layers:
+            return set()
+        stack = max(layers.values(), key=len)
+        inside = {node for nodes in stack.values() for node in nodes}
+        is_equal = all(e.value == 0 for node in stack[min(stack)] for e in errors[node])
+        if len(stack) < 2 or not is_equal or inside.isdisjoint(firsts):
+            return set()
+        return {n for n in firsts if n not in inside and not _IN_LAYER.match(names[n])}
 
     def _partner(self, label: Call) -> Call:
         return self.paired.pair(self._labels[label.id]).partner
