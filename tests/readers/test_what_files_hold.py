@@ -169,3 +169,45 @@ def test_columns_of_both_sides(tmp_path: Path) -> None:
     calls = [call for call in open_run(tmp_path / "x.csv").calls if call.scope]
     assert [call.scope for call in calls] == ["fc1", "fc2"]
     assert all(call.slots("input") and call.slots("output") for call in calls)
+
+
+def twice(path: Path, data: bytes, behind: bytes) -> Path:
+    path.write_bytes(data + behind)
+    return path
+
+
+@pytest.mark.parametrize(("name", "data"), [
+    ("x.pt", saved(lambda file, x: torch.save(x, file), torch.ones(9))),
+    ("x.npz", saved(lambda file, x: np.savez(file, a=x), VALUES)),
+])  # fmt: skip
+def test_archives_behind_each_other_are_not_read_in_part(
+    tmp_path: Path, name: str, data: bytes
+) -> None:
+    open_run(twice(tmp_path / name, data, b""))
+    with pytest.raises(UnreadableRun, match=r"bytes in front of what is read"):
+        open_run(twice(tmp_path / name, data, data))
+
+
+@pytest.mark.parametrize(("name", "data"), [
+    ("x.npy", saved(np.save, VALUES)),
+    ("x.pth", saved(
+        lambda file, x: torch.save(x, file, _use_new_zipfile_serialization=False), torch.ones(9)
+    )),
+])  # fmt: skip
+def test_what_stands_behind_is_told(tmp_path: Path, name: str, data: bytes) -> None:
+    open_run(twice(tmp_path / name, data, b"\n"))
+    with pytest.raises(UnreadableRun, match=r"bytes behind what is read"):
+        open_run(twice(tmp_path / name, data, b"and a note"))
+    other = saved(np.save, 2 * VALUES)
+    np.save(tmp_path / "other.npy", VALUES)
+    (tmp_path / name).write_bytes(data + other[:40])  # in a folder it counts as missing
+    assert whence.compare(tmp_path, tmp_path).status != "same"
+
+
+def test_rows_of_other_lengths_are_not_left_out(tmp_path: Path) -> None:
+    header, rows = "name,mean,std\n", "fc1,0.5,1.0\nfc2,0.25,2.0\n"
+    (tmp_path / "x.csv").write_text(header + rows + header + rows)
+    assert len([c for c in open_run(tmp_path / "x.csv").calls if c.scope]) == 4
+    (tmp_path / "x.csv").write_text(header + rows + "fc3,0.5\n")
+    with pytest.raises(UnreadableRun, match="a row 2"):
+        open_run(tmp_path / "x.csv")

@@ -126,13 +126,29 @@ class File:
         """Returns the first bytes, fewer where the file ends."""
         return bytes(self.part(0, min(nbytes, self.size)))
 
+    def all_read(self, start: int, end: int) -> None:
+        """Raises UnreadableRun where a reader leaves bytes other than zeros and blanks in front of
+        `start` or behind `end`, as where several things were saved into one file.
+        """
+        for begin, count in ((0, start), (end, self.size - end)):
+            if count > 0 and bytes(self.part(begin, count)).strip(b"\0 \t\r\n"):
+                where = "behind" if begin else "in front of"
+                raise UnreadableRun(
+                    f"{self.name} has {count} bytes {where} what is read of it; save each thing "
+                    "into a file of its own"
+                )
+
     def entries(self) -> dict[str, zipfile.ZipInfo]:
-        """Returns the entries of a zip archive by name, in its order. Raises UnreadableRun."""
+        """Returns the entries of a zip archive by name, in its order. Raises UnreadableRun, also
+        where the file holds more than the archive.
+        """
         try:
             with self._open() as file, zipfile.ZipFile(file) as archive:
-                return {info.filename: info for info in archive.infolist()}
+                entries = {info.filename: info for info in archive.infolist()}
         except Exception as error:  # whatever a damaged directory does to zipfile
             raise UnreadableRun(f"{self.name} is a damaged zip archive: {error}") from error
+        self.all_read(min((info.header_offset for info in entries.values()), default=0), self.size)
+        return entries
 
     def entry(self, info: zipfile.ZipInfo, nbytes: int | None = None) -> Bytes:
         """Returns the bytes of one entry, or its first `nbytes`: mapped where it is stored

@@ -47,8 +47,10 @@ def _of_table(text: str) -> Iterator[str]:
     marks = max(",\t;", key=lines[0].count) if lines else ","
     header, *rows = csv.reader(lines, delimiter=marks)
     words = [word.strip().lower() for word in header]
-    for row in rows:
-        if len(row) == len(words):
+    for row in filter(None, rows):
+        if len(row) != len(words):
+            raise UnreadableRun(f"its header has {len(words)} cells, a row {len(row)}")
+        if words != [cell.strip().lower() for cell in row]:  # a header again, as from appending
             yield from _line("", dict(zip(words, row, strict=True)))
 
 

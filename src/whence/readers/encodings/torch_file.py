@@ -390,6 +390,8 @@ def _from_sequence(file: File) -> Any:
         nbytes = int.from_bytes(bytes(file.part(place, 8)), "little") * sizes[key]
         starts[key] = (place + 8, nbytes)
         place += 8 + nbytes
+    else:
+        file.all_read(0, min(place, file.size))
     return tree
 
 

@@ -84,6 +84,7 @@ def _appended(file: File, header: numpy_file.Header) -> Iterator[Named]:
         left = min(numpy_file.HEAD_BYTES, file.size - start)
         head = bytes(file.part(start, left)) if left > 0 else b""
         if not head.startswith(numpy_file.MAGIC):
+            file.all_read(0, min(start, file.size))
             break
         header = numpy_file.header(head, file.name)
     for place, (header, start) in enumerate(arrays):
