@@ -74,3 +74,50 @@ def test_a_file_that_cannot_be_read_loses_only_its_own_tensors(tmp_path):
     run = open_run(folder)
     assert not any(call.scope == "norm" and call.step == 1 for call in run.calls)
     assert any(damaged.name in str(part) for part in run.missing)
+
+
+def test_files_of_the_cpu_and_calls_in_their_order(tmp_path):
+    """vLLM lists calls as they begin; the second call of a module has a folder of its own."""
+    calls = ["model.tail", "model.norm", "model.norm_1", "model.first", "model.norm_2"]
+    step = tmp_path / "step_0"
+    for n, name in enumerate(calls):
+        (step / name).mkdir(parents=True)
+        torch.save(torch.full((2,), float(n)), step / name / "outputs_cpu.pt")
+    (step / "module_calls.txt").write_text("\n".join(calls) + "\n")
+    run = open_run(tmp_path)
+    assert run.reader == "engine_hooks"
+    assert not run.missing
+    named = [(c.scope, c.occurrence) for c in sorted(run.calls, key=lambda c: c.order) if c.leaf]
+    assert named == [
+        ("model.tail", 0), ("model.norm", 0), ("model.norm", 1), ("model.first", 0),
+        ("model.norm", 2),
+    ]  # fmt: skip
+
+
+def padded(folder, wrong="", token=True):
+    """Fills the prefill up to a bucket of 16 tokens, with one token unless told otherwise."""
+    captured(folder, wrong=(0, wrong))
+    for path in folder.glob("*_cte_*.pt"):
+        rest = torch.randn(1, 11, 8)
+        if token and "embed_tokens" in path.name:
+            rest[:] = rest[:, :1]
+        torch.save(torch.cat([torch.load(path), rest], 1), path)
+    return folder
+
+
+def test_tokens_that_fill_a_bucket_are_left_out(tmp_path):
+    reference = captured(tmp_path / "reference")
+    assert whence.compare(reference, padded(tmp_path / "padded")).status == "same"
+    finding = whence.compare(reference, padded(tmp_path / "wrong", "layers.0.mlp")).findings[0]
+    assert (finding.step, finding.name) == (0, "layers.0.mlp")
+    longer = whence.compare(reference, padded(tmp_path / "longer", token=False))
+    assert longer.status == "undecided"
+
+
+def test_tensors_that_the_model_registers_are_read(tmp_path):
+    folder = captured(tmp_path / "dump")
+    torch.save(torch.ones(3), folder / "captured_tensors_tkg_step_2_manual_tensor_0.pt")
+    (folder / "capture_metadata.json").write_text("{}")
+    run = open_run(folder)
+    assert not run.missing
+    assert [call.step for call in run.calls if call.scope == "manual_tensor_0"] == [1]

@@ -26,11 +26,14 @@ class LayoutState(PlanEditor):
     axes, and the evidence. modules: reference calls by the modules of the pair they belong to.
 
     channel_orders: orders of channels found in weights, by the scope of the enclosing module.
+    padded: numbers of tokens, of the reference and of the target that fills them up, by root, rank
+    and step of the target.
     """
 
     def __init__(self, reference: Run, target: Run, plan: Plan) -> None:
         super().__init__(reference, target, plan)
         self.decided: dict[TensorPair, tuple[ex.Node, str]] = {}
+        self.padded: set[tuple[str, int, int, int, int]] = set()
         self.channel_orders: dict[str, dict[tuple[int, ...], None]] = {}
         self.modules: defaultdict[tuple[str, str, str, str], list[int]] = defaultdict(list)
         for call, pair in self.pairs.items():

@@ -173,7 +173,7 @@ def activations(state: LayoutState) -> None:
         if node is None or node is X:
             continue
         if a.count < b.count and not _may_be_left_out(state, pairs[0], family[pairs[0]][0]):
-            continue
+            pairs = [tensors for tensors in pairs if _is_padded(state, tensors, node, family)]
         if not ex.keeps_order(node, b.shape) and (
             is_known and not used_so(state, pairs, node, family, same_shape)
             if a.count == b.count
@@ -332,6 +332,25 @@ def _may_be_left_out(state: LayoutState, tensors: TensorPair, call: int) -> bool
         counts.max() >= extra
         and np.count_nonzero(arrays[0] == values[counts.argmax()]) <= counts.max() - extra
     )
+
+
+def _is_padded(state: LayoutState, tensors: TensorPair, node: ex.Node, family: Family) -> bool:
+    """Whether the target's tokens go on behind the reference's with one token that fills them up,
+    in this tensor, such as an embedding, or in another of its model's call with as many tokens.
+    """
+    a, b = (record.shape for record in state.records(tensors))
+    longer = [axis for axis, (n, m) in enumerate(zip(a, b, strict=False)) if n != m]
+    if len(a) != len(b) or len(longer) != 1:
+        return False
+    axis = longer[0]
+    _, call = state.calls(state.pairs[family[tensors][0]])
+    key = call.root, call.rank, call.step, a[axis], b[axis]
+    if key not in state.padded and (arrays := state.arrays(tensors)) is not None:
+        rest = np.moveaxis(arrays[1], axis, 0)[a[axis] :]
+        is_filled = len(rest) > 1 and bool((rest == rest[0]).all())
+        if is_filled and resembles(arrays[0], applied(node, arrays[1])):
+            state.padded.add(key)
+    return key in state.padded
 
 
 def _chosen(

@@ -351,12 +351,13 @@ def _with_calls(items: Sequence[Named]) -> list[Named]:
     spoken = spoken_names.sides([item.name for item in items])
     places = [item.place_in_call or place for item, place in zip(items, spoken, strict=True)]
     scopes = [scope for scope, _, _ in places]
-    counted = spoken_names.counted([(item.step, item.rank) for item in items], scopes)
+    counted = [(scope, item.counter) for scope, item in zip(scopes, items, strict=True)]
+    if all(counter < 0 for _, counter in counted):
+        moments = [(item.step, item.rank) for item in items]
+        counted = spoken_names.counted(moments, scopes) or counted
     return [
         replace(item, place_in_call=(scope, *place[1:]), counter=counter)
-        for item, place, (scope, counter) in zip(
-            items, places, counted or [(scope, -1) for scope in scopes], strict=True
-        )
+        for item, place, (scope, counter) in zip(items, places, counted, strict=True)
     ]
 
 
