@@ -159,17 +159,30 @@ def _by_hand(folder: Path) -> dict[str, list[Path]]:
     }
 
 
+_META = b'{"req_ids": ["0"], "positions": [3], "dp_rank": 0}'
+
+
 def _hooks(folder: Path, tensors: Path) -> list[Path]:
     """Folders that hooks of serving engines write."""
     names = {
         "nxd": ("captured_tensors_cte_step_1_module_norm_output.pt",),
         "vllm": ("a/step_0/model.norm/outputs_cuda_0.pt", "a/step_0/model.norm/inputs.json"),
     }
+    return _folders(folder, names, tensors)
+
+
+def _passes(folder: Path, tensors: Path) -> list[Path]:
+    """A pass of vLLM Neuron."""
+    files = ("dp0/decode_b1_0/model.norm/rank0.pt", "dp0/decode_b1_0/decode_b1_0_meta.json")
+    return _folders(folder, {"neuron": files}, tensors)
+
+
+def _folders(folder: Path, names: dict[str, tuple[str, ...]], tensors: Path) -> list[Path]:
     for place, files in names.items():
         for name in files:
             file = folder / "hooks" / place / name
             file.parent.mkdir(parents=True, exist_ok=True)
-            file.write_bytes(tensors.read_bytes() if file.suffix == ".pt" else b"{}")
+            file.write_bytes(tensors.read_bytes() if file.suffix == ".pt" else _META)
     return [folder / "hooks" / place for place in names]
 
 
@@ -233,6 +246,7 @@ def targets(folder: Path) -> dict[str, Target]:
         ],
         "etdump": [DATA / "etdump" / "reference"],
         "engine_hooks": _hooks(folder, corpus / "torch_tensors" / "zip.pt"),
+        "vllm_neuron": _passes(folder, corpus / "torch_tensors" / "zip.pt"),
         "sglang": [p for p in (DATA / "sglang").iterdir() if p.is_dir()],
         "torch_xray": sorted((DATA / "torch_xray").glob("*.h5")),
     }

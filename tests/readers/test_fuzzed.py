@@ -38,7 +38,7 @@ NAMES = (
     "npy safetensors torch_tensors msprobe msit_torch polygraphy onnx_model onnx_tensors atb ge ascend_graph fx hf_debugger "
     "llama_cpp paddle_params paddle_log paddle_program sglang run,_recovered run,_scrubbed run comparison map policy thresholds "
     "msprobe_configuration library_of_labels csv_of_operator_tests checkpoint MCP_arguments torch_xray "
-    "number_texts printed_tensors raw_bytes etdump engine_hooks"
+    "number_texts printed_tensors raw_bytes etdump engine_hooks vllm_neuron"
 )
 
 

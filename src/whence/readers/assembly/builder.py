@@ -45,7 +45,7 @@ class Building:
 
     path, kind: become `Run.path` and `RunInfo.kind`. Tensors and calls are added in execution
     order; a call may be added before its children and get its tensors later (`fill`). No elements
-    are read until they are requested.
+    are read until they are requested. root: of calls that name no other.
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class Building:
             str(path),
             RunInfo(kind=kind, versions=dict(versions or {}), settings=dict(settings or {})),
         )
-        self.ended = ""
+        self.ended, self.root = "", "model"
         self.programs: dict[str, Program] = {}
         self._records: list[Record] = []
         self._loads: dict[int, Load] = {}
@@ -135,7 +135,7 @@ class Building:
         outputs: Slots = (),
         params: Mapping[str, int] = {},
         kind: str = "operator",
-        root: str = "model",
+        root: str = "",
         step: int = 0,
         rank: int = 0,
         micro: int = 0,
@@ -153,7 +153,8 @@ class Building:
         params: {name: record}. parent: handle of the call that contains it. The n-th call of a name
         in a step has occurrence n.
         """
-        root, scope, op = as_text(root), as_text(scope), as_text(op)  # often names of files
+        root = as_text(root or self.root)
+        scope, op = as_text(scope), as_text(op)  # often names of files
         key = (rank, root, step, micro, phase, scope, op)
         if phase == "backward":  # what the forward pass kept for it is in no dump
             notes = (*notes, mark(Mark.INPUTS_UNKNOWN))
