@@ -14,7 +14,7 @@ def dump(folder, change=lambda step, logits: logits):
     draw = np.random.default_rng(1)
     for step in range(STEPS):
         logits = draw.standard_normal((2, 1, WORDS)).astype(np.float32)
-        place = folder / "cpu_123" / str(step) / "root.lm_head"
+        place = folder / "cpu_123" / str(step) / "root.out_proj"
         place.mkdir(parents=True)
         encodings.write_torch(place / "output.pth", change(step, logits).astype(np.float32))
     return folder / "cpu_123"
@@ -43,7 +43,7 @@ def test_rounding_of_unseen_operators_is_no_fault(tmp_path):
 def test_steps_that_stand_out_are_at_fault(tmp_path, size, steps):
     result = compared(tmp_path, off(size, steps))
     assert result.status == "different"
-    assert (result.findings[0].name, result.findings[0].step) == ("lm_head", steps[0])
+    assert (result.findings[0].name, result.findings[0].step) == ("out_proj", steps[0])
     assert "other steps, later ones among them" in result.findings[0].sentence
 
 

@@ -12,7 +12,7 @@ import msgspec
 import numpy as np
 
 from whence.comparison import equal_runs
-from whence.comparison.answer import assemble, generation
+from whence.comparison.answer import assemble, generation, token_logits
 from whence.comparison.answer.effect import effect
 from whence.comparison.answer.runs import ended
 from whence.comparison.call_columns import RULE, CallColumns, of_columns
@@ -154,6 +154,10 @@ def compare_runs(
     """Compare two opened runs. Reads all, writes nothing. again: further runs of the reference;
     third: a run of it in higher precision.
     """
+    if not again and third is None:
+        bare = token_logits.of_bare_logits(reference, target, options)
+        if bare is not None:
+            return ended(bare, reference, target, options)
     if generation.logits_alone(reference, target):
         result = generation.compare_logits(reference, target, options, again, third)
         return ended(result, reference, target, options)

@@ -12,7 +12,6 @@ import msgspec
 
 from whence.errors import UsageError
 from whence.readers.opening import open_run
-from whence.records import Run
 from whence.results import Comparison, Shown, ViewRow
 from whence.workflows.compare import compare
 from whence.workflows.notebook_progress import Count, Tell
@@ -168,8 +167,11 @@ def _tokens(
     """
     from whence.comparison.answer import token_logits
     from whence.comparison.options import CompareOptions
+    from whence.comparison.prepare import bare_logits
 
-    reference_run, target_run = open_run(reference), open_run(target)
+    reference_run, target_run = (
+        bare_logits.of_run(run) or run for run in (open_run(reference), open_run(target))
+    )
     *tensors, logits_only = token_logits.found(reference_run, target_run)
     for path, side in zip((reference, target), tensors, strict=True):
         if not side:
@@ -180,17 +182,10 @@ def _tokens(
     answer, rows = token_logits.compared(
         reference_run, target_run, (tensors[0], tensors[1]), CompareOptions(replay=False)
     )
-    if logits_only and not _have_ids(reference_run, target_run):
+    if logits_only and not token_logits.have_ids(reference_run, target_run):
         return answer, rows
     result = _without_view_note(compare(reference, target, view="msit", progress=progress))
     return (result if result.coverage.measured else answer), rows
-
-
-def _have_ids(*runs: Run) -> bool:
-    """Whether the token ids were captured with the logits, so that texts need not be guessed."""
-    from whence.align import prompts
-
-    return all(any(prompt.scores for prompt in prompts.prompts(run)) for run in runs)
 
 
 def _without_view_note(result: Comparison) -> Comparison:

@@ -17,6 +17,9 @@ import msgspec
 import numpy as np
 
 from whence import align, dtypes
+from whence.comparison.answer.generation import compare_logits, logits_alone
+from whence.comparison.prepare import bare_logits
+from whence.comparison.prepare.bare_logits import PromptLogits
 from whence.dtypes import Array
 from whence.errors import ElementsMissing
 from whence.records import (
@@ -42,6 +45,24 @@ _ASSUMED = (
     "no token ids are in the dumps: each next token is taken to be the largest logit of "
     "the one before"
 )
+
+
+def of_bare_logits(reference: Run, target: Run, options: CompareOptions) -> Comparison | None:
+    """The answer about two runs that hold logits without token ids; None for other runs."""
+    bare = [bare_logits.of_run(run) for run in (reference, target)]
+    if bare[0] is not None and bare[1] is not None:
+        reference, target = bare[0], bare[1]
+    elif not logits_alone(reference, target) or have_ids(reference, target):
+        return None
+    *tensors, is_alone = found(reference, target)
+    if not is_alone or not all(tensors):
+        return None
+    return compared(reference, target, (tensors[0], tensors[1]), options)[0]
+
+
+def have_ids(*runs: Run) -> bool:
+    """Whether the token ids were captured with the logits, so that texts need not be guessed."""
+    return all(any(prompt.scores for prompt in align.prompts.prompts(run)) for run in runs)
 
 
 def found(reference: Run, target: Run) -> tuple[Tensors, Tensors, bool]:
@@ -120,7 +141,8 @@ def compared(
     reference: Run, target: Run, tensors: tuple[Tensors, Tensors], options: CompareOptions
 ) -> tuple[Comparison, tuple[ViewRow, ...]]:
     """(the answer about the logits of all tokens, a row of msit's table for each token)."""
-    left, right, notes = _of_equal_ranks(*tensors)
+    are_prompts = any(isinstance(run, PromptLogits) for run in (reference, target))
+    left, right, notes = _of_equal_ranks(*tensors, keep=are_prompts)
     pairs = {key: _rows(reference, target, left, right, key) for key in sorted({*left, *right})}
     texts = texts_of(pairs)
     result = _answer(
@@ -136,6 +158,8 @@ def compared(
             verdicts[rank_of[token.prompt], token.step].append(token.verdict)
         # The prompt itself is not known.
         prompts = tuple(msgspec.structs.replace(p, ids=(-1,)) for p in generation.prompts)
+        if are_prompts:
+            prompts = tuple(msgspec.structs.replace(p, rank=0) for p in prompts)
         generation = msgspec.structs.replace(generation, prompts=prompts)
     rows = tuple(
         _view_row(reference, target, left.get(key), right.get(key), pair, verdicts[key])
@@ -148,7 +172,9 @@ def compared(
         reasons[3:] = [f"and {len(reasons) - 3} more tokens, see the table"]
     findings = tuple(
         msgspec.structs.replace(
-            finding, sentence=finding.sentence.partition("; capture both without")[0]
+            finding,
+            sentence=finding.sentence.partition("; capture both without")[0],
+            rank=0 if are_prompts else finding.rank,
         )
         for finding in result.findings
     )
@@ -160,8 +186,6 @@ def compared(
 
 def _answer(reference: LogitsRun, target: LogitsRun, options: CompareOptions) -> Comparison:
     """The answer, with the limit for rounding that the dumps imply."""
-    from whence.comparison.answer.generation import compare_logits
-
     if any(run.is_narrow for run in (reference, target)) or (
         reference.says_precision and target.says_precision
     ):
@@ -202,12 +226,14 @@ def _within_float32(result: Comparison) -> Comparison:
 
 
 def _of_equal_ranks(
-    of_reference: Tensors, of_target: Tensors
+    of_reference: Tensors, of_target: Tensors, *, keep: bool
 ) -> tuple[Tensors, Tensors, list[str]]:
     """(reference, target, notes) with ranks renumbered from 0. If the numbers of ranks differ, only
-    the first rank of each is kept.
+    the first rank of each is kept; all of them, as they are, if `keep`.
     """
     ranks = [sorted({rank for rank, _ in side}) for side in (of_reference, of_target)]
+    if keep and len(ranks[0]) != len(ranks[1]):
+        return of_reference, of_target, []
     count = min(map(len, ranks)) if len(ranks[0]) != len(ranks[1]) else len(ranks[0])
     notes = []
     if len(ranks[0]) != len(ranks[1]):
@@ -387,7 +413,7 @@ def texts_of(pairs: Mapping[TokenKey, Rows]) -> tuple[dict[TokenKey, Array], dic
         rows = next((len(pair.reference) for pair in steps if pair.reference is not None), 1)
         texts = [np.zeros((rows, len(steps) + 1), np.int64) for _ in out]
         for text in texts:
-            text[:, 0] = np.arange(rows)
+            text[:, 0] = np.arange(rows) + rank * rows  # so that each prompt has its own
         for place, (pair, following) in enumerate(zip(steps, [*steps[1:], None], strict=True), 1):
             if pair.reference is None or pair.target is None or len(pair.reference) != rows:
                 continue

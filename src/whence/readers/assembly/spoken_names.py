@@ -16,19 +16,22 @@ from collections.abc import Hashable, Iterable, Mapping, Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
+_TOKEN_WORDS = "tok(?:en)?|词"
+_PROMPT_WORDS = "batch|sample|prompt|request|批次?"
 _STEP_WORDS = (
     "epoch|轮次?",
     "(?:global_?)?step|it(?:er(?:ation)?)?|[eé]tape|schritt|步骤?|迭代",
-    "batch|sample|prompt|request|批次?",
+    _PROMPT_WORDS,
     "micro(?:_?batch)?|mb",
     "pass|forward|fwd|turn|call|frame|chunk",
-    "tok(?:en)?|词",
+    _TOKEN_WORDS,
 )
 """Words of counters, the outermost counter first."""
 _RANK_WORDS = (
     "(?:(?:global|local|tp|mp|pp|dp|ep|cp|sp|tensor|pipeline|data)_?)?rank|[tmpdec]p|node|device|worker"
     "|proc(?:ess)?|gpu|cuda|npu|xpu|hpu|shard|card|chip|replica|卡|进程|设备"
 )
+_NUMBER = re.compile(r"([^\W\d_]*)[_=:-]?(\d{1,9})")
 _PHASE = re.compile(
     r"(?P<kind>prefill|decode)(?:_[a-z]+\d+)*_(?P<number>\d{1,9})|(?P<only>prefill)"
 )
@@ -108,6 +111,35 @@ class Said(NamedTuple):
     name: str
     step: int
     rank: int
+
+
+class NumberInName(NamedTuple):
+    """A number in a name and the word before it, "" without one."""
+
+    word: str
+    number: int
+
+    @property
+    def is_rank(self) -> bool:
+        return bool(re.fullmatch(_RANK_WORDS, self.word, re.IGNORECASE))
+
+    @property
+    def is_prompt(self) -> bool:
+        return bool(re.fullmatch(_PROMPT_WORDS, self.word, re.IGNORECASE))
+
+    @property
+    def is_token(self) -> bool:
+        return bool(re.fullmatch(_TOKEN_WORDS, self.word, re.IGNORECASE))
+
+    @property
+    def is_step(self) -> bool:
+        """Whether the word is a counter's: that of a step, a prompt or a token."""
+        return bool(re.fullmatch("|".join(_STEP_WORDS), self.word, re.IGNORECASE))
+
+
+def numbers_in(name: str) -> list[NumberInName]:
+    """Returns all numbers of a name with the words before them."""
+    return [NumberInName(word, int(number)) for word, number in _NUMBER.findall(name)]
 
 
 def tell(paths: Sequence[str], inner: Sequence[str]) -> list[Said]:
