@@ -291,8 +291,9 @@ def test_a_line_with_words_to_fill_in_comes_last_and_does_not_look_typed():
 
 
 @pytest.mark.torch
-def test_logits_alone_ask_for_the_layers_up_to_the_first_bad_token(tmp_path):
+def test_logits_alone_ask_for_the_layers_up_to_the_first_bad_token(tmp_path, monkeypatch):
     torch = pytest.importorskip("torch")
+    monkeypatch.setattr("sys.argv", ["-c"])
     for name, factor in (("ref", 1.0), ("tgt", 1.2)):
         torch.manual_seed(0)
         net = torch.nn.Sequential(torch.nn.Embedding(16, 8), torch.nn.Linear(8, 16)).eval()

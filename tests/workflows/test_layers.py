@@ -2,15 +2,20 @@
 this process stands in the place of the recorded command.
 """
 
+import os
+import shutil
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 import whence
 from whence import api
 from whence.api import compare_layers
 from whence.cli import execute
-from whence.errors import UnreadableRun, UsageError
+from whence.comparison.answer.next_steps import next_steps
+from whence.errors import OutputExists, UnreadableRun, UsageError
+from whence.results import Status
 from whence.workflows.rerun import Command
 
 torch = pytest.importorskip("torch")
@@ -38,13 +43,21 @@ def generate(path, factor, **options):
             ids = torch.cat([ids, net(ids)[:, -1:].argmax(-1)], 1)
 
 
+class Asked(dict):
+    """Options by run; factors: of the programs."""
+
+    def __init__(self, factors):
+        super().__init__()
+        self.factors = factors
+
+
 @pytest.fixture
 def asked(tmp_path, monkeypatch):
     """Two runs of logits in the current folder; the options with which they are run again."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("sys.argv", ["generate.py"])  # the command that a capture in code records
     factors = {"reference": 1.0, "target": 1.2}
-    options = {}
+    options = Asked(factors)
 
     def capture(program, path, **chosen):
         options[path.name] = chosen
@@ -79,6 +92,68 @@ def test_the_command_line_prints_the_answer_of_the_layers(asked, capsys):
     assert "Sequential, step 2" in said.err
     assert execute(["compare", "reference", "target", "--layers", "layers"]) == 3
     assert "layers is there already" in capsys.readouterr().err
+
+
+def test_texts_that_part_within_rounding_are_decided_by_the_layers(asked):
+    """The answer about logits is undecided; the command that it prints decides."""
+    undecided = parted(whence.compare("reference", "target"))
+    runs = [api.open_run(name) for name in ("reference", "target")]
+    lines = [step.command for step in next_steps(undecided, *runs)]
+    assert lines[0] == "whence compare reference target --layers layers"
+    assert any("--force-tokens runs/reference" in line for line in lines)
+    result = compare_layers(undecided, output="layers")
+    assert [(f.name, f.step) for f in result.findings] == [("1", 2)]
+    assert asked["target"]["steps"] == ":3"
+
+
+def test_right_layers_do_not_acquit_tokens_that_nothing_compared(asked):
+    shutil.rmtree("target")
+    generate("target", 1.0, level="logits")
+    asked.factors["target"] = 1.0
+    result = compare_layers(parted(whence.compare("reference", "target")), output="layers")
+    assert result.status == "undecided"
+    assert result.headline.startswith("no layer is at fault up to step 2; behind it: ")
+
+
+def parted(result):
+    """The answer if the texts had parted at token 2, within rounding."""
+    generation = result.generation
+    tokens = tuple(replace(t, verdict="explained") for t in generation.tokens[:3])
+    prompts = tuple(replace(p, first=2, outcome="explained") for p in generation.prompts)
+    generation = replace(
+        generation, tokens=tokens, prompts=prompts, suspect=-1, compared=3, logits_only=True
+    )
+    return replace(
+        result, status=Status.UNDECIDED, findings=(), generation=generation, headline="they part"
+    )
+
+
+def test_an_interrupted_call_goes_on_with_the_run_that_it_left(asked, capsys, monkeypatch):
+    logits = whence.compare("reference", "target")
+    first, complete = [], Command.capture
+
+    def stopped(program, path, **options):
+        if path.name == "target" and not first:
+            first.append(path)
+            raise KeyboardInterrupt
+        complete(program, path, **options)
+
+    monkeypatch.setattr(Command, "capture", stopped)
+    with pytest.raises(KeyboardInterrupt):
+        compare_layers(logits, output="layers")
+    asked.clear()
+    assert [f.name for f in compare_layers(logits, output="layers").findings] == ["1"]
+    assert list(asked) == ["target"]
+    with pytest.raises(OutputExists, match="remove it or name another one"):
+        compare_layers(logits, output="layers")
+
+
+def test_a_run_that_is_older_than_the_logits_is_not_gone_on_with(asked):
+    generate("layers/reference", 1.0, keep="full", steps=":3")
+    os.utime("reference/run.json")
+    with pytest.raises(OutputExists, match="layers is there already"):
+        compare_layers(whence.compare("reference", "target"), output="layers")
+    assert not asked
 
 
 def test_what_cannot_be_run_again_is_refused(asked, monkeypatch):

@@ -166,6 +166,7 @@ def _tokens(
     alone.
     """
     from whence.comparison.answer import token_logits
+    from whence.comparison.answer.runs import ended
     from whence.comparison.options import CompareOptions
     from whence.comparison.prepare import bare_logits
 
@@ -179,11 +180,12 @@ def _tokens(
                 f"{path} holds no output of any token: dump the logits (dump_last_logits=True) "
                 "or the outputs of modules"
             )
+    options = CompareOptions(replay=False)
     answer, rows = token_logits.compared(
-        reference_run, target_run, (tensors[0], tensors[1]), CompareOptions(replay=False)
+        reference_run, target_run, (tensors[0], tensors[1]), options
     )
     if logits_only and not token_logits.have_ids(reference_run, target_run):
-        return answer, rows
+        return ended(answer, reference_run, target_run, options), rows
     result = _without_view_note(compare(reference, target, view="msit", progress=progress))
     return (result if result.coverage.measured else answer), rows
 

@@ -244,19 +244,24 @@ def _whole(path: Path) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def workplace(keep: str | os.PathLike[str] | None, name: str) -> Iterator[Path]:
+def workplace(
+    keep: str | os.PathLike[str] | None, name: str, *, kept: Sequence[str] = ()
+) -> Iterator[Path]:
     """A new folder for runs: `keep`, or a temporary one that is removed.
 
-    Raises OutputExists when `keep` is not empty.
+    kept: names that may be in it. Raises OutputExists when it holds anything else.
     """
     if keep is None:
         with tempfile.TemporaryDirectory(prefix=f"whence-{name}-") as temporary:
             yield Path(temporary)
         return
     place = Path(keep)
-    if place.is_file() or (place.is_dir() and any(place.iterdir())):
+    if place.is_file() or (
+        place.is_dir() and any(entry.name not in kept for entry in place.iterdir())
+    ):
         raise OutputExists(
-            f"{place} is there already; whence {name} writes only into a new or empty folder"
+            f"{place} is there already; whence {name} writes only into a new or empty folder: "
+            "remove it or name another one"
         )
     try:
         place.mkdir(parents=True, exist_ok=True)

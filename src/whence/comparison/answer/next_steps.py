@@ -339,17 +339,49 @@ def _capture_operators(answer: AnsweredRuns) -> Iterator[NextStep]:
 
 
 def _capture_modules(answer: AnsweredRuns) -> Iterator[NextStep]:
-    """For runs of logits alone: captures every module up to the first bad token, to see which
-    differs first.
+    """For logits alone: captures every module up to the first bad token, or the first at which the
+    texts part, to see which differs first.
     """
-    if not _is_of_logits(answer.result) or not are_captures(answer):
+    if not _is_of_logits(answer.result) or not answer.result.coverage.calls:
         return
     decides = "which module makes the difference, if one does"
-    if answer.first is not None and all(map(can_be_rerun, answer.runs)):
+    if all(map(_has_command, answer.runs)):
         yield command(["compare", *answer.paths, "--layers", free("layers")], decides)
         return
     steps = ("--steps", f":{answer.first.step + 1}") if answer.first is not None else ()
-    yield captured_again(answer, (*_FULL, *steps), decides)
+    if are_captures(answer):
+        yield captured_again(answer, (*_FULL, *steps), decides)
+    elif answer.first is not None:
+        paths = [f"runs/{side}" for side in SIDES]
+        yield captured(answer, (*_FULL, *steps), paths, decides)
+
+
+def _has_command(run: Run) -> bool:
+    """Whether the command that made the run was recorded, be it by the program itself."""
+    words = run.info.command
+    return can_be_rerun(run) or bool(words and words[0].endswith(".py"))
+
+
+def _force_text(answer: AnsweredRuns) -> Iterator[NextStep]:
+    """For logits of texts that part at a token that is no fault."""
+    generation = answer.result.generation
+    if generation is None or not generation.logits_only or generation.forced:
+        return
+    if not any(prompt.passes and prompt.first >= 0 for prompt in generation.prompts):
+        return
+    outputs = [free(f"runs/{side}") for side in SIDES]
+    options = ("--level", "logits"), ("--level", "logits", "--force-tokens", outputs[0])
+    captures = [
+        with_command(run, ("whence", "run", *words, "-o", output), "")
+        for run, words, output in zip(answer.runs, options, outputs, strict=True)
+    ]
+    yield NextStep(
+        " && ".join(
+            [*(step.command for step in captures), shlex.join(["whence", "compare", *outputs])]
+        ),
+        "whether the tokens behind differ, the target going on with the reference's",
+        any(step.fill_in for step in captures),
+    )
 
 
 def _is_of_logits(result: Comparison) -> bool:
@@ -595,6 +627,8 @@ _AFTER_A_FAULT: tuple[Rule, ...] = (
 )
 _TO_DECIDE: tuple[Rule, ...] = (
     _repeat_what_failed,
+    _capture_modules,
+    _force_text,
     _pair_otherwise,
     _give_equal_inputs,
     _look_before,
