@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,7 +15,7 @@ import orjson
 
 from whence import disk
 from whence.dtypes import DTYPES
-from whence.store.shards import Bytes
+from whence.store.shards import Bytes, map_file, parse_header
 
 
 class FileBlocks:
@@ -77,3 +77,42 @@ def save(path: Path, columns: dict[str, Column], metadata: dict[str, str]) -> No
         for _, column in ordered:
             for part in column.parts:
                 file.write(part.data)
+
+
+def load(
+    path: Path,
+    schema: Mapping[str, tuple[str, str]],
+    widths: Mapping[str, int],
+    may_lack: Collection[str] = (),
+) -> dict[str, np.ndarray[Any, np.dtype[Any]]]:
+    """The columns of a file that `save` wrote, without a copy. schema: by name (dtype, the length
+    it has). widths: extent of a second axis. Raises OSError; ValueError, KeyError for a file that
+    contradicts itself.
+    """
+    data = map_file(path)
+    tensors = {tensor.name: tensor for tensor in parse_header(data)}
+    columns = {}
+    for name, (dtype, _) in schema.items():
+        if name in may_lack and name not in tensors:
+            continue
+        tensor = tensors[name]
+        raw = data[tensor.offset : tensor.offset + tensor.nbytes]
+        column = raw.view(dtype).reshape(-1, *([widths[name]] if name in widths else []))
+        if column.shape != tensor.shape:
+            raise ValueError(f"its column {name} has the shape {tensor.shape}")
+        columns[name] = column
+    return columns
+
+
+def check_lengths(
+    columns: Mapping[str, np.ndarray[Any, np.dtype[Any]]],
+    schema: Mapping[str, tuple[str, str]],
+    lengths: Mapping[str, int],
+) -> None:
+    """Raises ValueError where a column does not have the length of its schema: one of `lengths` by
+    name, or one more ("calls+1"); any other length is free.
+    """
+    for name, column in columns.items():
+        length_name, _, extra = schema[name][1].partition("+")
+        if length_name in lengths and len(column) != lengths[length_name] + int(extra or 0):
+            raise ValueError(f"its column {name} has {len(column)} entries")

@@ -16,10 +16,10 @@ import numpy as np
 from whence.dtypes import DTYPES
 from whence.records import Statistics
 from whence.store.columns import Column as FileColumn
-from whence.store.columns import save, whole_column
+from whence.store.columns import check_lengths, save, whole_column
+from whence.store.columns import load as load_columns
 from whence.store.folder import FORMAT, INDEX
 from whence.store.journal import CALL, RECORD, Damage
-from whence.store.shards import map_file, parse_header
 
 Column = np.ndarray[Any, np.dtype[Any]]
 
@@ -131,29 +131,14 @@ def load(folder: Path, journal_bytes: int) -> Index | None:
     stale or invalid.
     """
     try:
-        data = map_file(folder / INDEX)
-        tensors = {t.name: t for t in parse_header(data)}
-        columns: dict[str, Column] = {}
-        for name, (dtype, _) in SCHEMA.items():
-            if name in LATER and name not in tensors:
-                continue
-            tensor = tensors[name]
-            column = (
-                data[tensor.offset : tensor.offset + tensor.nbytes]
-                .view(dtype)
-                .reshape(-1, *([WIDTHS[name]] if name in WIDTHS else []))
-            )
-            if column.shape != tensor.shape:
-                return None
-            columns[name] = column
+        return _sound(load_columns(folder / INDEX, SCHEMA, WIDTHS, LATER), journal_bytes)
     except (OSError, ValueError, KeyError):
         return None
-    return _sound(columns, journal_bytes)
 
 
 def _sound(columns: dict[str, Column], journal_bytes: int) -> Index | None:
     """Whether lengths agree, offsets increase, and codes and record numbers are in range, so that
-    nothing in the index points outside a file.
+    nothing in the index points outside a file. Returns None, or raises ValueError, where not.
     """
     kinds = columns["line_kind"]
     blob, names_at = columns.pop("names"), columns.pop("names_at")
@@ -166,10 +151,7 @@ def _sound(columns: dict[str, Column], journal_bytes: int) -> Index | None:
         "refs": columns["ref_record"].size,
         "names": names_at.size - 1,
     }
-    for name, column in columns.items():
-        length_name, _, extra = SCHEMA[name][1].partition("+")
-        if length_name in lengths and len(column) != lengths[length_name] + int(extra or 0):
-            return None
+    check_lengths(columns, SCHEMA, lengths)
     rising = [
         (columns["line_start"], journal_bytes),
         (columns["shape_at"], columns["shape"].size),
@@ -189,11 +171,8 @@ def _sound(columns: dict[str, Column], journal_bytes: int) -> Index | None:
     if (columns["parent"] >= lengths["calls"]).any() or (columns["parent"] < -1).any():
         return None
     text = blob.tobytes()
-    try:
-        names = [
-            text[a:b].decode("utf-8", "surrogatepass")
-            for a, b in zip(names_at[:-1].tolist(), names_at[1:].tolist(), strict=True)
-        ]
-    except UnicodeDecodeError:
-        return None
+    names = [
+        text[a:b].decode("utf-8", "surrogatepass")
+        for a, b in zip(names_at[:-1].tolist(), names_at[1:].tolist(), strict=True)
+    ]
     return Index(columns, names, journal_bytes)

@@ -19,9 +19,9 @@ import numpy as np
 import xxhash
 
 from whence.errors import ElementsMissing
-from whence.store.columns import Column, save, whole_column
+from whence.store.columns import Column, check_lengths, load, save, whole_column
 from whence.store.delta import CHUNK_BYTES, WIDTHS, Codec, add_steps, decode_frame, encode
-from whence.store.shards import MAX_HEADER_BYTES, PAGE, Bytes, map_file, parse_header
+from whence.store.shards import MAX_HEADER_BYTES, PAGE, Bytes, ReadShard
 
 FORMAT = 1
 _KEPT_BYTES = 32 << 20  # of decoded pieces that are kept for the next look
@@ -159,10 +159,12 @@ def _decoded(codec: int, frames: list[Bytes], nbytes: int, width: int, base: Byt
     return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
 
-class PackedShard:
+class PackedShard(ReadShard):
     """A packed shard that is read like the original shard: opened at first use, each piece decoded
     on request and compared with its hash.
     """
+
+    path: Path
 
     def __init__(self, path: Path, base_piece: BasePiece) -> None:
         self.path = path
@@ -173,8 +175,8 @@ class PackedShard:
         self._lock = threading.Lock()
 
     def data(self, offset: int, nbytes: int) -> Bytes:
-        """As `Shard.data`, for bytes within one piece. Raises ElementsMissing when they are outside
-        or damaged, or when the reference of their steps is missing or is another run.
+        """As `ReadShard.data`, for bytes within one piece. Raises ElementsMissing when they are
+        damaged too, or when the reference of their steps is missing or is another run.
         """
         columns = self._opened()
         if not nbytes:
@@ -190,7 +192,6 @@ class PackedShard:
         return piece[offset - start : offset - start + nbytes]
 
     def require(self, stop: int) -> None:
-        """Raises ElementsMissing where the data area ends before `stop`, or cannot be read."""
         if stop > self.available():
             self._opened()
             raise ElementsMissing(f"{self.path}: has {self.available()} bytes, {stop} are wanted")
@@ -200,14 +201,12 @@ class PackedShard:
             self._piece(int(with_base[0]))
 
     def available(self) -> int:
-        """Returns the bytes of the data area, 0 where the file cannot be read."""
         try:
             return int(self._opened()["sizes"][0])
         except ElementsMissing:
             return 0
 
     def lost(self, offsets: Any, ends: Any) -> int:
-        """Of how many places the bytes cannot be had where `require` fails."""
         columns = self._columns
         if not columns:
             return len(offsets)
@@ -215,7 +214,6 @@ class PackedShard:
         return int(((columns["base"][numbers, 0] >= 0) | (ends > self.available())).sum())
 
     def forget(self) -> None:
-        """Frees the memory of pieces that were read."""
         with self._lock:
             self._known.clear()
             self._known_bytes = 0
@@ -302,18 +300,9 @@ def _load(path: Path) -> dict[str, Any]:
     """The columns of a packed shard. Untrusted: raises ValueError, KeyError for what contradicts
     itself or leads outside the file, before anything of the size it states is allocated.
     """
-    data = map_file(path)
-    tensors = {tensor.name: tensor for tensor in parse_header(data)}
-    columns: dict[str, Any] = {}
-    for name, (dtype, _) in _COLUMNS.items():
-        tensor = tensors[name]
-        raw = data[tensor.offset : tensor.offset + tensor.nbytes]
-        columns[name] = raw.view(dtype).reshape(-1, *([_PLACES[name]] if name in _PLACES else []))
+    columns = load(path, _COLUMNS, _PLACES)
     pieces, chunks = len(columns["offset"]), max(0, len(columns["chunk_at"]) - 1)
-    lengths = {"pieces": pieces, "pieces+1": pieces + 1, "chunks+1": chunks + 1}
-    for name, (_, length) in _COLUMNS.items():
-        if length in lengths and len(columns[name]) != lengths[length]:
-            raise ValueError(f"its column {name} has {len(columns[name])} entries")
+    check_lengths(columns, _COLUMNS, {"pieces": pieces, "chunks": chunks})
     if len(columns["sizes"]) != 2:
         raise ValueError("it does not say how large the shard is")
     data_bytes, head_bytes = columns["sizes"].tolist()

@@ -4,6 +4,7 @@ byte for byte, and unpacking restores the shards byte for byte.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import re
@@ -11,7 +12,6 @@ import shutil
 from bisect import bisect_right
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import NamedTuple
 
 import msgspec
 import numpy as np
@@ -121,31 +121,15 @@ def pack(
     for path in [run.path, *([reference.path] if reference is not None else [])]:
         if is_written(Path(path)):
             raise UsageError(f"a process still writes {path}: wait until it ends")
-    _check_free(final)
     bases = _Bases(reference, partners)
-    unfinished = final.with_name(f".packing-{os.getpid()}-{final.name}")
     before = after = 0
-    try:
-        final.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copytree(source, unfinished, symlinks=True, ignore=_shards_of(source))
+    with _copy(source, final, "pack", _SHARD) as unfinished:
         for number, reader in enumerate(run.readers):
             if tell is not None:
                 tell(number, len(run.readers), reader.folder.name)
             sizes = _pack_process(reader, unfinished / reader.folder.name, bases)
             before, after = before + sizes[0], after + sizes[1]
-        save_packing(
-            unfinished,
-            Packing(bases.identity(final), before),
-        )
-        if final.exists():
-            final.rmdir()  # an empty folder
-        unfinished.rename(final)
-    except OSError as error:
-        raise StoreFailed(
-            f"cannot pack to {final}: {error.strerror or error}; nothing was left there"
-        ) from error
-    finally:
-        shutil.rmtree(unfinished, ignore_errors=True)
+        save_packing(unfinished, Packing(bases.identity(final), before))
     return Packed(str(final), before, after)
 
 
@@ -160,13 +144,12 @@ def unpack(path: str | Path, out: str | Path, *, reference: str | Path | None = 
     source, final = Path(path), Path(out)
     packing = _packing_of(source)
     _check_free(final)
-    found = _found(source, packing, reference)
-    unfinished = final.with_name(f".unpacking-{os.getpid()}-{final.name}")
+    if reference is not None and packing.reference is not None:
+        _check_is(packing.reference, source, Path(reference))
+    found = PackedReference(source, Path(reference) if reference is not None else None)
     after = 0
-    try:
-        final.parent.mkdir(parents=True, exist_ok=True)
+    with _copy(source, final, "unpack", _PACKED_SHARD) as unfinished:
         _check_room(packing, source, final.parent)
-        shutil.copytree(source, unfinished, symlinks=True, ignore=_packed_of(source))
         for folder in sorted(process_folders(source)):
             for file in sorted(folder.glob("shard-*.packed")):
                 match = _PACKED_SHARD.fullmatch(file.name)
@@ -175,15 +158,6 @@ def unpack(path: str | Path, out: str | Path, *, reference: str | Path | None = 
                 after += file.stat().st_size
                 target = unfinished / folder.name / shard_name(int(match[1]))
                 _write_whole(PackedShard(file, found.piece), target)
-        if final.exists():
-            final.rmdir()
-        unfinished.rename(final)
-    except OSError as error:
-        raise StoreFailed(
-            f"cannot unpack to {final}: {error.strerror or error}; nothing was left there"
-        ) from error
-    finally:
-        shutil.rmtree(unfinished, ignore_errors=True)
     return Packed(str(final), packing.nbytes, after)
 
 
@@ -195,7 +169,7 @@ def relocate(path: str | Path, reference: str | Path) -> None:
     packing = _packing_of(run)
     if packing.reference is None:
         raise UsageError(f"{run} is packed without a reference and needs none")
-    _check_is(packing, run, place)
+    _check_is(packing.reference, run, place)
     moved = msgspec.structs.replace(
         packing.reference,
         path=str(place.resolve()),
@@ -216,20 +190,11 @@ def _packing_of(run: Path) -> Packing:
     return packing
 
 
-def _found(run: Path, packing: Packing, reference: str | Path | None) -> PackedReference:
-    if reference is None:
-        return PackedReference(run)
-    if packing.reference is not None:
-        _check_is(packing, run, Path(reference))
-    return PackedReference(run, Path(reference))
-
-
-def _check_is(packing: Packing, run: Path, place: Path) -> None:
+def _check_is(identity: ReferenceIdentity, run: Path, place: Path) -> None:
     """Raises UnreadableRun where the run at `place` is not the expected one."""
-    assert packing.reference is not None
-    if why := difference(packing.reference, place):
+    if why := difference(identity, place):
         raise UnreadableRun(
-            f"{place} is not run {packing.reference.short}, which {run} is packed against: {why}"
+            f"{place} is not run {identity.short}, which {run} is packed against: {why}"
         )
 
 
@@ -259,19 +224,32 @@ def _check_free(out: Path) -> None:
         raise OutputExists(f"{out} exists; choose another output path")
 
 
-def _shards_of(run: Path) -> Callable[[str, list[str]], set[str]]:
-    return functools.partial(_matching, run, _SHARD)
+@contextlib.contextmanager
+def _copy(run: Path, final: Path, doing: str, pattern: re.Pattern[str]) -> Iterator[Path]:
+    """A copy of a run without the shards whose names match, in a folder that becomes `final` when
+    the block has filled it. Raises OutputExists, StoreFailed.
+    """
+    _check_free(final)
+    unfinished = final.with_name(f".{doing}ing-{os.getpid()}-{final.name}")
 
+    def left_out(folder: str, names: list[str]) -> set[str]:
+        if Path(folder) == run:
+            return {PACKED} & set(names)
+        return {name for name in names if Path(folder).parent == run and pattern.fullmatch(name)}
 
-def _packed_of(run: Path) -> Callable[[str, list[str]], set[str]]:
-    return functools.partial(_matching, run, _PACKED_SHARD)
-
-
-def _matching(run: Path, pattern: re.Pattern[str], folder: str, names: list[str]) -> set[str]:
-    """Returns names in a folder of the run that are not copied."""
-    if Path(folder) == run:
-        return {PACKED} & set(names)
-    return {name for name in names if Path(folder).parent == run and pattern.fullmatch(name)}
+    try:
+        final.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copytree(run, unfinished, symlinks=True, ignore=left_out)
+        yield unfinished
+        if final.exists():
+            final.rmdir()  # an empty folder
+        unfinished.rename(final)
+    except OSError as error:
+        raise StoreFailed(
+            f"cannot {doing} to {final}: {error.strerror or error}; nothing was left there"
+        ) from error
+    finally:
+        shutil.rmtree(unfinished, ignore_errors=True)
 
 
 class _Bases:
@@ -309,37 +287,50 @@ class _Bases:
 
 def _pack_process(reader: ProcessReader, folder: Path, bases: _Bases) -> tuple[int, int]:
     """Packs the shards of one process into its copied folder. Returns bytes before and after."""
-    after = 0
-    for shard in _shards(reader.folder, reader.index, _Pieces(reader, bases).at):
-        file = folder / packed_name(shard.number)
+    before = after = 0
+    for file in sorted(reader.folder.glob("shard-*.safetensors")):
+        before += file.stat().st_size
+        match = _SHARD.fullmatch(file.name)
+        if match is None:
+            continue
+        number = int(match[1])
+        data = map_file(file)
+        length = int.from_bytes(data[:8].tobytes(), "little") if data.size >= 8 else data.size
+        if 8 + length > data.size:
+            raise StoreFailed(f"{file} was cut off: `whence recover` the run, then pack it")
+        head, data = data[: 8 + length], data[8 + length :]
+        packed = folder / packed_name(number)
         try:
-            write_packed(file, shard.head, shard.data_bytes, iter(shard.pieces), bases.piece)
+            write_packed(packed, head, data.size, _pieces(reader, bases, number, data), bases.piece)
         except ValueError as error:
-            raise StoreFailed(
-                f"cannot pack {reader.folder}: shard {shard.number}: {error}"
-            ) from error
-        after += file.stat().st_size
-    before = sum(file.stat().st_size for file in reader.folder.glob("shard-*.safetensors"))
+            raise StoreFailed(f"cannot pack {reader.folder}: shard {number}: {error}") from error
+        after += packed.stat().st_size
     return before, after
 
 
-class _Pieces:
-    """Builds the pieces of a process from its records."""
-
-    def __init__(self, reader: ProcessReader, bases: _Bases) -> None:
-        self._reader, self._bases = reader, bases
-
-    def at(self, record: int, offset: int) -> Piece:
-        """Returns the stored bytes of a record, at a position of a shard."""
-        reader, columns = self._reader, self._reader.index.columns
-        nbytes = int(columns["nbytes"][record])
-        return Piece(
+def _pieces(reader: ProcessReader, bases: _Bases, shard: int, data: Bytes) -> Iterator[Piece]:
+    """Yields the pieces of a shard: the stored bytes of each record, and what lies between them,
+    unless that is a few zeros. data: of its data area.
+    """
+    columns = reader.index.columns
+    is_stored = np.isin(columns["elements"], (KEPT, INCREMENT)) & (columns["nbytes"] > 0)
+    records = np.flatnonzero(is_stored & (columns["shard"] == shard))
+    _, firsts = np.unique(columns["offset"][records], return_index=True)
+    end = 0
+    for record in records[firsts].tolist():
+        offset, nbytes = int(columns["offset"][record]), int(columns["nbytes"][record])
+        if offset + nbytes > data.size:
+            break  # it was cut off, and stays so
+        yield from _gap(data, end, offset)
+        yield Piece(
             offset,
             nbytes,
             _width(reader.index, record, nbytes),
-            self._bases.base(record + reader.record_base, nbytes),
+            bases.base(record + reader.record_base, nbytes),
             functools.partial(reader.bytes, record),
         )
+        end = offset + nbytes
+    yield from _gap(data, end, data.size)
 
 
 def _width(index: Index, record: int, nbytes: int) -> int:
@@ -351,58 +342,8 @@ def _width(index: Index, record: int, nbytes: int) -> int:
     return width if width in (1, 2, 4, 8) and nbytes % width == 0 else 1
 
 
-_At = Callable[[int, int], Piece]
-"""Returns the piece of a record at an offset."""
-
-
-class ShardPlan(NamedTuple):
-    """One shard to be packed: its header area, and the pieces in its data area."""
-
-    number: int
-    head: Bytes
-    data_bytes: int
-    pieces: list[Piece]
-
-
-def _shards(folder: Path, index: Index, at: _At) -> Iterator[ShardPlan]:
-    """Yields the shards of a process folder. Bytes between the tensors form a piece of their own,
-    unless they are a few zeros.
-    """
-    stored = _stored(index)
-    columns = index.columns
-    for file in sorted(folder.glob("shard-*.safetensors")):
-        match = _SHARD.fullmatch(file.name)
-        if match is None:
-            continue
-        number = int(match[1])
-        data = map_file(file)
-        length = int.from_bytes(data[:8].tobytes(), "little") if data.size >= 8 else data.size
-        if 8 + length > data.size:
-            raise StoreFailed(f"{file} was cut off: `whence recover` the run, then pack it")
-        head, data = data[: 8 + length], data[8 + length :]
-        records = stored[columns["shard"][stored] == number]
-        _, firsts = np.unique(columns["offset"][records], return_index=True)
-        pieces: list[Piece] = []
-        end = 0
-        for record in records[firsts].tolist():
-            offset, nbytes = int(columns["offset"][record]), int(columns["nbytes"][record])
-            if offset + nbytes > data.size:
-                break  # it was cut off, and stays so
-            pieces += _gap(data, end, offset)
-            pieces.append(at(record, offset))
-            end = offset + nbytes
-        pieces += _gap(data, end, data.size)
-        yield ShardPlan(number, head, data.size, pieces)
-
-
 def _gap(data: Bytes, start: int, stop: int) -> list[Piece]:
     between = data[start:stop]
     if between.size < MOST_GAP_BYTES and not between.any():
         return []
     return [Piece(start, between.size, 1, None, lambda: between)]
-
-
-def _stored(index: Index) -> Column:
-    """Returns the records whose elements are in shards and have bytes."""
-    columns = index.columns
-    return np.flatnonzero(np.isin(columns["elements"], (KEPT, INCREMENT)) & (columns["nbytes"] > 0))

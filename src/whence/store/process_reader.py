@@ -33,12 +33,10 @@ from whence.store.journal import NOTE, OTHER, PROGRAM
 from whence.store.packed_reference import PackedReference
 from whence.store.packed_shard import PackedShard, packed_name
 from whence.store.remote_run import mirror_of
-from whence.store.remote_shard import RemoteShard
-from whence.store.shards import Bytes, Shard, forget, map_file
+from whence.store.shards import Bytes, ReadShard, Shard, forget, map_file
 from whence.store.status import CLEAN, FAILED, RECOVERED, RUNNING, read_status
 
 T = TypeVar("T")
-AnyShard = Shard | PackedShard | RemoteShard
 _LINES = 4096  # that are decoded at once
 _MAPPED_BYTES = 128 << 20  # of shards that stay in memory for having been read
 _GROWN_BYTES = 32 << 20  # of tensors put together from increments that are kept for the next ones
@@ -66,7 +64,7 @@ class ProcessReader:
         self.shard_count = int(shards.max()) + 1 if shards.size else 0
         self.record_base = self.call_base = self.shard_base = 0
         self.renamed: dict[str, str] = {}
-        self._shards: dict[int, AnyShard] = {}
+        self._shards: dict[int, ReadShard] = {}
         self._remote = mirror_of(folder.parent)
         self._reference = PackedReference(folder.parent)
         self._grown: dict[int, Array] = {}
@@ -147,13 +145,13 @@ class ProcessReader:
                 "whence"
             ) from None
 
-    def shard(self, number: int) -> AnyShard:
+    def shard(self, number: int) -> ReadShard:
         shard = self._shards.get(number)
         if shard is None:
             shard = self._shards[number] = self._new_shard(number)
         return shard
 
-    def _new_shard(self, number: int) -> AnyShard:
+    def _new_shard(self, number: int) -> ReadShard:
         packed, remote = packed_name(number), self._remote
         if remote is not None:
             file = remote.packed(self.folder.name, packed)

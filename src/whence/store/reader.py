@@ -60,10 +60,10 @@ from whence.store.folder import (
 )
 from whence.store.index import INCREMENT, KEPT, NONE, Column
 from whence.store.journal import COLLECTIVE, NOTE, STEP
-from whence.store.process_reader import AnyShard, ProcessReader, view_elements
+from whence.store.process_reader import ProcessReader, view_elements
 from whence.store.remote_run import Mirror, Mirrored, mirror, mirror_of
 from whence.store.remote_shard import FileRange, RemoteShard
-from whence.store.shards import Bytes, Shard, holds, map_file
+from whence.store.shards import Bytes, ReadShard, Shard, holds, map_file
 from whence.store.status import CLEAN, FAILED
 
 T = TypeVar("T")
@@ -522,7 +522,7 @@ def _damaged_shards(process: ProcessReader) -> list[Missing]:
     return damaged
 
 
-def _where(process: ProcessReader, shard: AnyShard) -> str:
+def _where(process: ProcessReader, shard: ReadShard) -> str:
     name = shard.path.name if not isinstance(shard, RemoteShard) else ""
     return f"{process.folder.name}/{name}".rstrip("/")
 

@@ -10,13 +10,13 @@ from collections import OrderedDict, deque
 from collections.abc import Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import PurePosixPath
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from whence.errors import ElementsMissing
 from whence.store.remote import Failed, Place
-from whence.store.shards import MAX_HEADER_BYTES, Bytes
+from whence.store.shards import MAX_HEADER_BYTES, Bytes, ReadShard
 
 BLOCK_BYTES = 1 << 20
 KEPT_BYTES = 128 << 20
@@ -187,9 +187,6 @@ class Blocks:
         while len(self._known) > max(KEPT_BYTES // BLOCK_BYTES, used):
             self._known.popitem(last=False)
 
-    def forget(self) -> None:
-        """Does nothing: the cache is limited, and no mapped file could release memory."""
-
 
 def _rows(blocks: list[Block]) -> list[tuple[str, int, int]]:
     """(file, first block, behind the last) of blocks in rising order that lie beside each other."""
@@ -202,8 +199,8 @@ def _rows(blocks: list[Block]) -> list[tuple[str, int, int]]:
     return rows
 
 
-class RemoteShard:
-    """A shard that is read as if it were mapped."""
+class RemoteShard(ReadShard):
+    """A shard in an object store that is read as if it were mapped."""
 
     def __init__(self, blocks: Blocks, url: str, name: str, size: int | None) -> None:
         self.path = PurePosixPath(f"{url}/{name}")
@@ -214,7 +211,6 @@ class RemoteShard:
         self._lock = threading.Lock()
 
     def data(self, offset: int, nbytes: int) -> Bytes:
-        """As `Shard.data`: read-only bytes. Raises ElementsMissing with what was wanted."""
         _, _, start, stop = self.range(offset, nbytes)
         if not nbytes:
             return np.empty(0, np.uint8)
@@ -238,26 +234,14 @@ class RemoteShard:
         return FileRange(self._name, size, start, stop)
 
     def require(self, stop: int) -> None:
-        """Raise ElementsMissing where the data area ends before `stop`, or cannot be read."""
-        size, data_at = self._opened()
-        if data_at + stop > size:
-            self.data(0, stop)
-
-    def lost(self, offsets: Any, ends: Any) -> int:
-        """Of how many places the bytes cannot be had where `require` fails."""
-        del offsets
-        return int((ends > self.available()).sum())
+        self.range(0, stop)
 
     def available(self) -> int:
-        """Bytes that the data area has, 0 where the file cannot be read."""
         try:
             size, data_at = self._opened()
         except ElementsMissing:
             return 0
         return size - data_at
-
-    def forget(self) -> None:
-        """Does nothing: the cache has its own limit."""
 
     def _opened(self) -> tuple[int, int]:
         """Bytes of the file, and where its data area starts."""

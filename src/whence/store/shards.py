@@ -15,8 +15,9 @@ import functools
 import math
 import mmap
 import os
+from abc import ABC, abstractmethod
 from collections.abc import Iterable
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any, NamedTuple, TypeGuard
 
 import numpy as np
@@ -354,10 +355,38 @@ def forget(data: Bytes, start: int, stop: int) -> None:
         mapped.madvise(mmap.MADV_DONTNEED, start, stop - start)
 
 
-class Shard:
-    """A shard that is read: mapped at first use, and again when it has grown since (a run that is
-    being written).
-    """
+class ReadShard(ABC):
+    """A shard that is read, wherever its bytes lie."""
+
+    path: PurePath
+
+    @abstractmethod
+    def data(self, offset: int, nbytes: int) -> Bytes:
+        """Bytes [offset, offset + nbytes) of the data area, read-only. Raises ElementsMissing with
+        file, wanted and found bytes.
+        """
+
+    @abstractmethod
+    def available(self) -> int:
+        """Returns the bytes of the data area, 0 where the file cannot be read."""
+
+    def require(self, stop: int) -> None:
+        """Raises ElementsMissing where the data area ends before `stop`, or cannot be read."""
+        self.data(0, stop)
+
+    def lost(self, offsets: Any, ends: Any) -> int:
+        """Of how many places the bytes cannot be had where `require` fails."""
+        del offsets
+        return int((ends > self.available()).sum())
+
+    def forget(self) -> None:  # noqa: B027 - nothing to do is right for a cache with a limit
+        """Frees the memory of bytes that were read, unless that has a limit of its own."""
+
+
+class Shard(ReadShard):
+    """Mapped at first use, and again when it has grown since (a run that is being written)."""
+
+    path: Path
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -367,9 +396,6 @@ class Shard:
         self._address = 0
 
     def data(self, offset: int, nbytes: int) -> Bytes:
-        """Bytes [offset, offset + nbytes) of the data area, read-only. Raises ElementsMissing with
-        file, wanted and found bytes.
-        """
         mapped = self._bytes
         if mapped is None or self._data_at + offset + nbytes > mapped.size:
             mapped = self._map()
@@ -383,21 +409,10 @@ class Shard:
         return mapped[start : start + nbytes]
 
     def forget(self) -> None:
-        """Frees the memory of bytes that were read."""
         if self._bytes is not None:
             forget(self._bytes, 0, self._bytes.size)
 
-    def require(self, stop: int) -> None:
-        """Raises ElementsMissing where the data area ends before `stop`, or cannot be read."""
-        self.data(0, stop)
-
-    def lost(self, offsets: Any, ends: Any) -> int:
-        """Of how many places the bytes cannot be had where `require` fails."""
-        del offsets
-        return int((ends > self.available()).sum())
-
     def available(self) -> int:
-        """Returns the bytes of the data area, 0 where the file cannot be read."""
         try:
             return int(self._map().size) - self._data_at
         except ElementsMissing:
