@@ -12,34 +12,30 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from whence.align.ranks.groups import Key, Place, RankGroups, Side, is_sum
+from whence.align.ranks.groups import Key, Place, RankGroups, RankTensor, Side, is_sum
 from whence.align.ranks.shards import Layout, Level
-from whence.records.slots import is_output
-from whence.records.training import BACKWARD, LOSS, is_left, is_taken
+from whence.records.training import BACKWARD
 from whence.records.training import is_sum as _is_sum_of
 
 
-def layout_at(groups: RankGroups, side: Side, key: Key, slot: str) -> Layout:
+def layout_at(groups: RankGroups, tensor: RankTensor) -> Layout:
     """How a tensor is distributed over the ranks where a call reads or makes it; () on one rank."""
-    base = groups.layouts_at.get((side.name, key, slot))
-    if base is None:
-        base = groups.layouts.get((side.name, side.holders(key, slot)[1]), ())
-    return as_seen(groups, side, key, slot, base)
+    base = groups.layouts_at.get(tensor.where)
+    return as_seen(groups, tensor, groups.layouts.get(tensor.place, ()) if base is None else base)
 
 
-def as_seen(groups: RankGroups, side: Side, key: Key, slot: str, layout: Layout) -> Layout:
+def as_seen(groups: RankGroups, tensor: RankTensor, layout: Layout) -> Layout:
     """The layout that counts for one call: gradients read by an optimiser count as added up, and
     gradients of ranks with their own losses as means.
     """
-    if is_taken(key[3], key[5], slot):
-        is_said = bool(side.placements(key, slot))
-        return done(layout) if is_sum(layout) and not is_said else layout
-    loss = _loss_behind(groups, side, key)
-    if divisor(loss) == 1 or not is_left(key[3], key[5], slot):
+    if tensor.is_taken:
+        return done(layout) if is_sum(layout) and not tensor.placements else layout
+    loss = _loss_behind(groups, tensor)
+    if divisor(loss) == 1 or not tensor.is_left:
         return layout
-    if any(_parts_losses(p.ranks, side.ranks, loss) for p in side.placements(key, slot)):
+    if any(_parts_losses(p.ranks, tensor.side.ranks, loss) for p in tensor.placements):
         return layout  # the program states it for ranks that have their own losses
-    return _of_means(layout, loss, len(side.holders(key, slot)[1]))
+    return _of_means(layout, loss, len(tensor.records))
 
 
 def _parts_losses(mesh: Sequence[int], ranks: Sequence[int], loss: Layout) -> bool:
@@ -59,70 +55,51 @@ def _parts_losses(mesh: Sequence[int], ranks: Sequence[int], loss: Layout) -> bo
     return len(parts) > 1
 
 
-def is_gradient(key: Key, slot: str) -> bool:
-    """Whether this tensor is a gradient."""
-    return is_left(key[3], key[5], slot) or is_taken(key[3], key[5], slot)
-
-
 def divisor(layout: Layout) -> int:
     """The factor by which the sum of the ranks' parts is too large."""
     return math.prod(level.divisor for level in layout)
 
 
-def is_loss(side: Side, key: Key, slot: str) -> bool:
-    """Whether a tensor is a scalar that a model, or the code of a loss after it, returns, where a
-    backward pass can begin.
-    """
-    if not is_output(slot):
-        return False
-    records = side.holders(key, slot)[1]
-    if not records or side.run.records[records[0]].shape:
-        return False
-    return key[5] == LOSS or (key[3] == "forward" and records[0] in side.loss_records)
-
-
-def note_loss(groups: RankGroups, side: Side, key: Key, slot: str) -> None:
+def note_loss(groups: RankGroups, tensor: RankTensor) -> None:
     """Record how the loss is distributed over the ranks, once that is known."""
-    if is_loss(side, key, slot) and key[3] == "forward":
-        layout = groups.layouts.get((side.name, side.holders(key, slot)[1]), ())
-        groups.losses.setdefault((side.name, key[0]), layout)
+    if tensor.is_loss and tensor.key[3] == "forward":
+        layout = groups.layouts.get(tensor.place, ())
+        groups.losses.setdefault((tensor.side.name, tensor.key[0]), layout)
 
 
-def _loss_behind(groups: RankGroups, side: Side, key: Key) -> Layout:
+def _loss_behind(groups: RankGroups, tensor: RankTensor) -> Layout:
     """How the loss is distributed from which a call's gradients come. Where the call's root returns
     no loss (a model before `nn.CrossEntropyLoss()`), the layout of the other roots' losses if these
     agree, else ().
     """
-    own = groups.losses.get((side.name, key[0]))
+    own = groups.losses.get((tensor.side.name, tensor.key[0]))
     if own is not None:
         return own
-    layouts = {layout for (name, _), layout in groups.losses.items() if name == side.name}
+    layouts = {layout for (name, _), layout in groups.losses.items() if name == tensor.side.name}
     return layouts.pop() if len(layouts) == 1 else ()
 
 
-def is_of_own_loss(groups: RankGroups, side: Side, key: Key, slot: str) -> bool:
+def is_of_own_loss(groups: RankGroups, tensor: RankTensor) -> bool:
     """Whether a tensor is a parameter's gradient, made by a call where ranks have their own losses.
     What differs between the ranks is then parts of a sum, even where the sum is nearly zero and its
     rounding fits no layout (the bias of keys in an attention).
     """
-    is_made = key[3] == BACKWARD and slot.startswith("output.grad.param.")
-    return is_made and divisor(_loss_behind(groups, side, key)) > 1
+    is_made = tensor.key[3] == BACKWARD and tensor.slot.startswith("output.grad.param.")
+    return is_made and divisor(_loss_behind(groups, tensor)) > 1
 
 
-def is_possible(groups: RankGroups, side: Side, key: Key, slot: str, layout: Layout) -> bool:
+def is_possible(groups: RankGroups, tensor: RankTensor, layout: Layout) -> bool:
     """Whether a scalar may be distributed like this. A mean needs scalars that ranks computed from
     pieces of their own, or from such scalars; where these differ, no single one stands for all.
     """
-    place = side.name, side.holders(key, slot)[1]
-    inputs = (groups.layouts.get((side.name, side.holders(key, s)[1]), ()) for s in side.slots(key))
     of_pieces = any(
         level.how not in ("replicated", "sum") or level.divisor > 1  # or of a mean
-        for read in inputs
-        for level in read
+        for beside in tensor.side.tensors(tensor.key)
+        for level in groups.layouts.get(beside.place, ())
     )
     if divisor(layout) > 1:
         return of_pieces
-    return not of_pieces or groups.copies(place, layout)
+    return not of_pieces or groups.copies(tensor.place, layout)
 
 
 class PartialGradients:
@@ -136,16 +113,15 @@ class PartialGradients:
         self._readers: dict[Place, list[Key]] = defaultdict(list)
         for key in side.groups:
             if key[3] == BACKWARD and not _is_sum_of(key[5]):
-                for slot in side.slots(key):
-                    if slot.startswith("input.grad."):
-                        self._readers[side.name, side.holders(key, slot)[1]].append(key)
+                for tensor in side.tensors(key):
+                    if tensor.slot.startswith("input.grad."):
+                        self._readers[tensor.place].append(key)
 
     def is_reduced(self, place: Place) -> bool:
         """Whether the parts are added up, or meant to stay parts until the optimiser's step."""
-        groups, side = self._groups, self._side
-        key, slot = groups.first[place]
-        loss = _loss_behind(groups, side, key)
-        if divisor(loss) > 1 or side.placements(key, slot) or ".param." in slot:
+        groups, tensor = self._groups, self._groups.first[place]
+        loss = _loss_behind(groups, tensor)
+        if divisor(loss) > 1 or tensor.placements or ".param." in tensor.slot:
             return True
         seen, todo = {place}, [place]
         while todo:
@@ -162,9 +138,9 @@ class PartialGradients:
         return True
 
     def _made(self, key: Key) -> Iterator[Place]:
-        for slot in self._side.slots(key):
-            if slot.startswith("output.grad.") and ".param." not in slot:
-                yield self._side.name, self._side.holders(key, slot)[1]
+        for tensor in self._side.tensors(key):
+            if tensor.slot.startswith("output.grad.") and ".param." not in tensor.slot:
+                yield tensor.place
 
 
 def done(layout: Layout) -> Layout:

@@ -8,6 +8,7 @@ import fnmatch
 import math
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property
 from itertools import groupby, product
 from typing import Any
 
@@ -15,13 +16,14 @@ from msgspec.structs import replace
 
 from whence import dtypes
 from whence.align.derived_run import Derived
+from whence.align.module_names import starred
 from whence.align.ranks import shards
 from whence.align.ranks.shards import Layout, Level, Shape, Shard, candidates
 from whence.dtypes import Array, is_half_roundoff
 from whence.errors import ElementsMissing, UsageError
 from whence.records import Call, Placement, Record, Ref, Run
 from whence.records.slots import is_input, is_output, is_param, slot_kind
-from whence.records.training import BACKWARD, LOSS
+from whence.records.training import BACKWARD, LOSS, is_left, is_taken
 
 # relative distance of replicas that rounding explains, for 16-bit floats and for wider ones
 _ROUNDING = {True: 2e-2, False: 1e-4}
@@ -157,10 +159,9 @@ class Side:
             dict.fromkeys(r.slot for _, call in sorted(self.groups[key].items()) for r in call.refs)
         )
 
-    def weights_first(self, key: Key, slot: str) -> tuple[bool, int]:
-        """Sort key of slots: parameters first, and weights before their biases."""
-        _, records = self.holders(key, slot)
-        return not is_param(slot), -len(self.run.records[records[0]].shape) if records else 0
+    def tensors(self, key: Key) -> list[RankTensor]:
+        """The tensors of a joined call."""
+        return [RankTensor(self, key, slot) for slot in self.slots(key)]
 
     def parent(self, key: Key) -> Key | None:
         call = next(iter(self.groups[key].values()))
@@ -178,8 +179,81 @@ class Side:
         placements = [group[rank].placements.get(slot) for rank in ranks]
         return [p for p in placements if p is not None] if all(placements) else []
 
-    def name_of(self, key: Key, slot: str) -> str:
-        return f"{key[4] or key[0]}:{slot}"
+
+class RankTensor:
+    """A tensor that several ranks of a run hold together: a slot of a joined call."""
+
+    def __init__(self, side: Side, key: Key, slot: str) -> None:
+        self.side, self.key, self.slot = side, key, slot
+
+    def __str__(self) -> str:
+        return f"{self.key[4] or self.key[0]}:{self.slot}"
+
+    @cached_property
+    def _holders(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        return self.side.holders(self.key, self.slot)
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        """The ranks that hold the tensor or a piece of it."""
+        return self._holders[0]
+
+    @property
+    def records(self) -> tuple[int, ...]:
+        """The records of these ranks."""
+        return self._holders[1]
+
+    @property
+    def place(self) -> Place:
+        return self.side.name, self.records
+
+    @property
+    def where(self) -> tuple[str, Key, str]:
+        """Tells it from the same records in another call or slot."""
+        return self.side.name, self.key, self.slot
+
+    @cached_property
+    def shapes(self) -> list[Shape]:
+        return [self.side.run.records[r].shape for r in self.records]
+
+    @property
+    def family(self) -> tuple[object, ...]:
+        """Identifies siblings that are distributed over the ranks in the same way."""
+        return starred(str(self.key[4])), self.slot, tuple(self.shapes)
+
+    @property
+    def placements(self) -> list[Placement]:
+        """The placements that the program states, by rank; [] where a rank has none."""
+        return self.side.placements(self.key, self.slot)
+
+    @property
+    def is_left(self) -> bool:
+        """Whether this is a gradient that a backward pass leaves."""
+        return is_left(self.key[3], self.key[5], self.slot)
+
+    @property
+    def is_taken(self) -> bool:
+        """Whether this is a gradient that an optimiser takes."""
+        return is_taken(self.key[3], self.key[5], self.slot)
+
+    @property
+    def is_gradient(self) -> bool:
+        return self.is_left or self.is_taken
+
+    @property
+    def is_loss(self) -> bool:
+        """Whether this is a scalar that a model, or the code of a loss after it, returns, where a
+        backward pass can begin.
+        """
+        if not is_output(self.slot) or not self.records or self.shapes[0]:
+            return False
+        if self.key[5] == LOSS:
+            return True
+        return self.key[3] == "forward" and self.records[0] in self.side.loss_records
+
+    def arrays(self) -> list[Array]:
+        """The elements that each rank holds. Raises ElementsMissing."""
+        return [self.side.run.array(record) for record in self.records]
 
 
 class RankGroups:
@@ -200,7 +274,7 @@ class RankGroups:
         self.layouts_at: dict[tuple[str, Key, str], Layout] = {}
         self.differing: dict[Place, float] = {}
         self.partner: dict[Place, Place] = {}
-        self.first: dict[Place, tuple[Key, str]] = {}
+        self.first: dict[Place, RankTensor] = {}
         self.unplaced: dict[Place, str] = {}
         self.families: dict[tuple[Any, ...], Counter[tuple[Layout, Layout]]] = defaultdict(Counter)
         self.sum_of: dict[Place, int] = {}
@@ -266,26 +340,18 @@ class RankGroups:
         if distance:
             self.differing[place] = distance
 
-    def options(
-        self,
-        side: Side,
-        key: Key,
-        slot: str,
-        records: Sequence[int],
-        shapes: Sequence[shards.Shape],
-    ) -> list[tuple[Layout, Any]]:
+    def options(self, tensor: RankTensor) -> list[tuple[Layout, Any]]:
         """The layouts of a tensor, with the shape of the whole: those declared by the user or
         stated by the program, else those that the shapes allow. Raises UsageError for contradictory
         declarations.
         """
-        matching = self._declared(key, slot)
-        if not matching or len(records) < 2:
-            return self._placed(side, key, slot, records, shapes) or shards.candidates(shapes)
+        matching, shapes = self._declared(tensor), tensor.shapes
+        if not matching or len(shapes) < 2:
+            return self._placed(tensor) or shards.candidates(shapes)
         ways = {(d.how, d.axis if d.how not in ("replicated", "sum") else 0) for d in matching}
         if len(ways) > 1:
             raise UsageError(
-                f"{side.name_of(key, slot)}: two declarations contradict each other: "
-                f"{matching[0]}; {matching[1]}"
+                f"{tensor}: two declarations contradict each other: {matching[0]}; {matching[1]}"
             )
         chosen, dims = matching[0], len(shapes[0])
         if chosen.how in ("replicated", "sum"):
@@ -296,10 +362,7 @@ class RankGroups:
                 )
             return [((Level(chosen.how, len(shapes)),), shapes[0])]
         if not -dims <= chosen.axis < dims:
-            raise UsageError(
-                f"{chosen}: {side.name_of(key, slot)} of shape {shapes[0]} has no axis "
-                f"{chosen.axis}"
-            )
+            raise UsageError(f"{chosen}: {tensor} of shape {shapes[0]} has no axis {chosen.axis}")
         axis = chosen.axis % dims
         if len({(s[:axis], s[axis + 1 :]) for s in shapes}) > 1:
             raise UsageError(
@@ -308,54 +371,41 @@ class RankGroups:
             )
         if chosen.how == "zigzag" and shapes[0][axis] % 2:
             raise UsageError(
-                f"{chosen}: axis {chosen.axis} of {side.name_of(key, slot)} has "
+                f"{chosen}: axis {chosen.axis} of {tensor} has "
                 f"{shapes[0][axis]} indices, which are not two halves"
             )
         whole = (*shapes[0][:axis], sum(s[axis] for s in shapes), *shapes[0][axis + 1 :])
         return [((Level(chosen.how, len(shapes), axis),), whole)]
 
-    def _placed(
-        self,
-        side: Side,
-        key: Key,
-        slot: str,
-        records: Sequence[int],
-        shapes: Sequence[shards.Shape],
-    ) -> list[tuple[Layout, Any]]:
-        placements = side.placements(key, slot) if len(records) > 1 else []
-        return layouts(placements, side.holders(key, slot)[0], shapes) if placements else []
+    def _placed(self, tensor: RankTensor) -> list[tuple[Layout, Any]]:
+        placements = tensor.placements if len(tensor.records) > 1 else []
+        return layouts(placements, tensor.ranks, tensor.shapes) if placements else []
 
-    def is_declared(self, side: Side, key: Key, slot: str) -> bool:
+    def is_declared(self, tensor: RankTensor) -> bool:
         """Whether a declaration or the program leaves only one layout."""
-        if self.is_mapped(key, slot):
-            return True
-        records = side.holders(key, slot)[1]
-        shapes = [side.run.records[r].shape for r in records]
-        return len(self._placed(side, key, slot, records, shapes)) == 1
+        return bool(self._declared(tensor)) or len(self._placed(tensor)) == 1
 
-    def cannot_join(self, side: Side, key: Key, slot: str) -> bool:
-        """Whether the program states a placement that cannot be joined here, such as a mean."""
-        return not self.is_mapped(key, slot) and not all(map(is_known, side.placements(key, slot)))
+    def cannot_join(self, tensor: RankTensor) -> bool:
+        """Whether the program states a placement that cannot be joined here, such as a mean, and no
+        declaration of the user's another layout.
+        """
+        return not self._declared(tensor) and not all(map(is_known, tensor.placements))
 
-    def is_mapped(self, key: Key, slot: str) -> bool:
-        """Whether a user's map states the layout."""
-        return bool(self._declared(key, slot))
-
-    def _declared(self, key: Key, slot: str) -> list[Shard]:
-        name = key[4] or key[0]
+    def _declared(self, tensor: RankTensor) -> list[Shard]:
+        name = tensor.key[4] or tensor.key[0]
         return [
             d
             for d in self.declared
-            if fnmatch.fnmatchcase(name, d.pattern) and fnmatch.fnmatchcase(slot, d.slot)
+            if fnmatch.fnmatchcase(name, d.pattern) and fnmatch.fnmatchcase(tensor.slot, d.slot)
         ]
 
     def blocks_of(self, side: Side, key: Key) -> tuple[tuple[int, int, int], ...]:
         """The blocks in which a call's parameters are distributed over the ranks along their first
         axis.
         """
-        for slot in side.slots(key):
-            if is_param(slot):
-                layout = self.layouts.get((side.name, side.holders(key, slot)[1]), ())
+        for tensor in side.tensors(key):
+            if is_param(tensor.slot):
+                layout = self.layouts.get(tensor.place, ())
                 if len(layout) == 1 and layout[0].blocks and layout[0].axis == 0:
                     return layout[0].blocks
         return ()

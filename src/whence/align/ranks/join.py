@@ -12,7 +12,6 @@ import math
 from collections import Counter, defaultdict
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -26,7 +25,14 @@ from whence.align.layout.permutations import located
 from whence.align.module_names import starred
 from whence.align.ranks import gradients, shards
 from whence.align.ranks.child_numbers import number_children
-from whence.align.ranks.groups import Key, Place, RankGroups, Side, between, record_and_roundoff
+from whence.align.ranks.groups import (
+    Key,
+    RankGroups,
+    RankTensor,
+    Side,
+    between,
+    record_and_roundoff,
+)
 from whence.align.ranks.partial_sums import choose, unreduced
 from whence.align.ranks.shards import FITS, Layout, Level, Shape, Shard
 from whence.display import listed
@@ -400,18 +406,16 @@ def _refs(
 ) -> tuple[tuple[Ref, ...], bool, bool]:
     edges = {r.slot: r.edge for r in lead.refs}
     refs: list[tuple[Ref, Layout, float]] = []
-    for slot in side.slots(key):
-        ranks, records = side.holders(key, slot)
-        place = (side.name, records)
-        layout = gradients.layout_at(groups, side, key, slot)
-        if (side.name, key, slot) in groups.layouts_at:
-            record = _joined(groups, side, derived, ranks, records, layout)
-        elif place in groups.sum_of:
+    for tensor in side.tensors(key):
+        slot, place = tensor.slot, tensor.place
+        layout = gradients.layout_at(groups, tensor)
+        is_own = tensor.where in groups.layouts_at
+        if place in groups.sum_of and not is_own:
             record = groups.sum_of[place]
-        elif place in groups.unplaced:
-            record = derived.unknown(records, marks.unplaced(len(records)))
+        elif place in groups.unplaced and not is_own:
+            record = derived.unknown(tensor.records, marks.unplaced(len(tensor.records)))
         else:
-            record = _joined(groups, side, derived, ranks, records, layout)
+            record = _joined(groups, tensor, derived, layout)
         refs.append(
             (Ref(slot, record, edges.get(slot, "")), layout, groups.differing.get(place, 0.0))
         )
@@ -431,22 +435,13 @@ def _refs(
     return joined_refs, pieces, any(difference > limit for _, _, difference in refs)
 
 
-def _joined(
-    groups: RankGroups,
-    side: Side,
-    derived: DerivedTensors,
-    ranks: Sequence[int],
-    records: Sequence[int],
-    layout: Layout,
-) -> int:
+def _joined(groups: RankGroups, tensor: RankTensor, derived: DerivedTensors, layout: Layout) -> int:
+    side, ranks, records = tensor.side, tensor.ranks, tensor.records
     if not layout or (len(records) == 1 and gradients.divisor(layout) == 1):
         return records[0]
     shown_rank = groups.shown_rank[side.name]
-    node = shards.node(
-        layout,
-        [side.run.records[r].shape for r in records],
-        ranks.index(shown_rank) if shown_rank in ranks else 0,
-    )
+    shown = ranks.index(shown_rank) if shown_rank in ranks else 0
+    node = shards.node(layout, tensor.shapes, shown)
     expression, bound = shards.bound_to(node, records)
     try:
         return derived.add(expression, bound, derived_run.on_ranks(shards.words(layout)))
@@ -490,35 +485,6 @@ def _position(side: Side, lead: dict[Key, Call]) -> dict[Key, tuple[Any, ...]]:
 
 # How paired tensors are distributed over the ranks: shapes propose, siblings and elements decide.
 
-# One tensor that the ranks of a run hold together.
-
-
-class RankTensor:
-    """A tensor that several ranks of a run hold together: a slot of a group of calls. records: of
-    the ranks that hold it or a piece of it.
-    """
-
-    def __init__(self, side: Side, key: Key, slot: str) -> None:
-        self.side, self.key, self.slot = self.where = side, key, slot
-
-    @cached_property
-    def records(self) -> tuple[int, ...]:
-        return self.side.holders(self.key, self.slot)[1]
-
-    @property
-    def place(self) -> Place:
-        return self.side.name, self.records
-
-    @cached_property
-    def shapes(self) -> list[Shape]:
-        return [self.side.run.records[r].shape for r in self.records]
-
-    @property
-    def family(self) -> tuple[object, ...]:
-        """Identifies siblings that are distributed over the ranks in the same way."""
-        return starred(str(self.key[4])), self.slot, tuple(self.shapes)
-
-
 # a layout is better than another if its distance is below this share of the other's
 _CLEARLY = 0.5
 # number of confirmed members of a family (layers.*.mlp) that settle the layout of the others of the
@@ -538,12 +504,20 @@ def place(groups: RankGroups) -> None:
     partners = {a: b for a, b, _ in paired}, {b: a for a, b, _ in paired}
     paired = [pair for pair in paired if not _is_part(groups, pair, partners)]
     for key, target_key, slots in paired:
-        for a, b in sorted(slots, key=lambda pair: reference.weights_first(key, pair[0])):
-            _place(groups, (RankTensor(reference, key, a), RankTensor(target, target_key, b)))
+        tensors = (
+            (RankTensor(reference, key, a), RankTensor(target, target_key, b)) for a, b in slots
+        )
+        for pair in sorted(tensors, key=lambda pair: _weights_first(pair[0])):
+            _place(groups, pair)
     if len(reference.ranks) > 1:
         place_unpaired(groups, reference, target, {a: b for a, b, _ in paired})
     if len(target.ranks) > 1:
         place_unpaired(groups, target, reference, {b: a for a, b, _ in paired})
+
+
+def _weights_first(tensor: RankTensor) -> tuple[bool, int]:
+    """Sort key of tensors: parameters first, and weights before their biases."""
+    return not is_param(tensor.slot), -len(tensor.shapes[0]) if tensor.records else 0
 
 
 def _paired_groups(groups: RankGroups) -> list[GroupPair]:
@@ -601,16 +575,16 @@ def _is_part(
 def _place(groups: RankGroups, pair: TensorPair) -> None:
     """Decide the layouts of two paired tensors."""
     places = [tensor.place for tensor in pair]
-    are_gradients = all(gradients.is_gradient(tensor.key, tensor.slot) for tensor in pair)
+    are_gradients = all(tensor.is_gradient for tensor in pair)
     are_known = all(place in groups.layouts for place in places)
     if not all(tensor.records for tensor in pair) or (are_known and not are_gradients):
         return
-    if any(groups.cannot_join(*tensor.where) for tensor in pair):
+    if any(map(groups.cannot_join, pair)):
         return
     for tensor, place, other in zip(pair, places, places[::-1], strict=True):
-        groups.first.setdefault(place, (tensor.key, tensor.slot))
+        groups.first.setdefault(place, tensor)
         groups.partner.setdefault(place, other)
-    options = [groups.options(*tensor.where, tensor.records, tensor.shapes) for tensor in pair]
+    options = [*map(groups.options, pair)]
     layouts = _that_fit(
         [option for option in own if groups.layouts.get(place, option[0]) == option[0]]
         for own, place in zip(options, places, strict=True)
@@ -626,7 +600,7 @@ def _place(groups: RankGroups, pair: TensorPair) -> None:
         groups.layouts.setdefault(place, layout)
         groups.note_differing(place, groups.layouts[place])
     for tensor in pair:
-        gradients.note_loss(groups, *tensor.where)
+        gradients.note_loss(groups, tensor)
 
 
 def _likely(groups: RankGroups, pair: TensorPair, layouts: list[LayoutPair]) -> list[LayoutPair]:
@@ -639,13 +613,13 @@ def _likely(groups: RankGroups, pair: TensorPair, layouts: list[LayoutPair]) -> 
         return not any(level.how == "sum" for part in layout for level in part)
 
     def is_possible(layout: LayoutPair) -> bool:
-        return all(gradients.is_possible(groups, *t.where, p) for t, p in zip(pair, layout))
+        return all(gradients.is_possible(groups, t, p) for t, p in zip(pair, layout))
 
     rules: list[tuple[bool, Callable[[LayoutPair], bool]]] = [
         (is_parameter, is_no_sum),
         (True, lambda layout: all(map(groups.summable, places, layout))),
         (
-            any(gradients.is_of_own_loss(groups, *tensor.where) for tensor in pair),
+            any(gradients.is_of_own_loss(groups, tensor) for tensor in pair),
             lambda layout: all(map(groups.copies, places, layout)),
         ),
         (not (pair[0].shapes[0] or is_parameter), is_possible),
@@ -671,14 +645,14 @@ def _place_here(groups: RankGroups, pair: TensorPair, layouts: list[LayoutPair])
     rank has a summand.
     """
     try:
-        arrays = [[tensor.side.run.array(r) for r in tensor.records] for tensor in pair]
+        arrays = [tensor.arrays() for tensor in pair]
     except ElementsMissing:
         return
     for proposed in sorted(layouts, key=_complexity):
         if _distance(groups, proposed, pair, arrays) <= FITS:
             for tensor, layout in zip(pair, proposed, strict=True):
                 if groups.layouts.setdefault(tensor.place, layout) != layout:
-                    groups.layouts_at[tensor.side.name, tensor.key, tensor.slot] = layout
+                    groups.layouts_at[tensor.where] = layout
             return
 
 
@@ -686,7 +660,7 @@ def _pick(groups: RankGroups, layouts: list[LayoutPair], pair: TensorPair) -> La
     """The layouts whose joined elements are closest; where elements do not decide, the layouts
     known from siblings.
     """
-    if all(groups.is_declared(*tensor.where) or len(tensor.records) == 1 for tensor in pair):
+    if all(groups.is_declared(tensor) or len(tensor.records) == 1 for tensor in pair):
         return layouts[0]
     levels = [level.how for p in layouts for part in p for level in part]
     if len(layouts) == 1 and set(levels) <= {"replicated"}:
@@ -697,7 +671,7 @@ def _pick(groups: RankGroups, layouts: list[LayoutPair], pair: TensorPair) -> La
     if is_settled and not {"sum", "replicated"} & set(levels):
         return settled
     try:
-        arrays = [[tensor.side.run.array(r) for r in tensor.records] for tensor in pair]
+        arrays = [tensor.arrays() for tensor in pair]
     except ElementsMissing:
         likely = (
             p
@@ -733,7 +707,7 @@ def _distance(
     groups: RankGroups, layouts: LayoutPair, pair: TensorPair, arrays: Sequence[Sequence[Array]]
 ) -> float:
     """Distance of two tensors, each joined by its layout."""
-    a, b = (gradients.as_seen(groups, *t.where, p) for t, p in zip(pair, layouts, strict=True))
+    a, b = (gradients.as_seen(groups, t, p) for t, p in zip(pair, layouts, strict=True))
     return between(a, arrays[0], b, arrays[1])
 
 
@@ -760,13 +734,13 @@ def _as_parameters(
 ) -> Iterator[LayoutPair]:
     """Layouts of outputs, and of a bias, cut in the same parts as the weight of their call."""
     for pair in layouts:
-        for i, (side, key, slot) in enumerate(t.where for t in tensors):
-            blocks = groups.blocks_of(side, key)
+        for i, tensor in enumerate(tensors):
+            blocks = groups.blocks_of(tensor.side, tensor.key)
             if (
                 blocks
                 and len(pair[i]) == 1
                 and pair[i][0].how == "cat"
-                and (pair[i][0].axis == 0 or not is_param(slot))
+                and (pair[i][0].axis == 0 or not is_param(tensor.slot))
             ):
                 cut = (Level("cat", pair[i][0].size, pair[i][0].axis, blocks),)
                 yield (cut, pair[1]) if i == 0 else (pair[0], cut)
@@ -788,15 +762,14 @@ def place_unpaired(
     call's weight is, or unknown. partners: this side's groups of calls -> the other side's.
     """
     for key in side.groups:
-        for slot in sorted(side.slots(key), key=lambda s: side.weights_first(key, s)):
-            tensor = RankTensor(side, key, slot)
+        for tensor in sorted(side.tensors(key), key=_weights_first):
             records, place = tensor.records, tensor.place
             if not records or place in groups.layouts:
                 continue
-            groups.first.setdefault(place, (key, slot))
+            groups.first.setdefault(place, tensor)
             layout = _layout(groups, tensor, other, partners)
             if layout is None:
-                groups.unplaced[place] = side.name_of(key, slot)
+                groups.unplaced[place] = str(tensor)
                 layout = (Level("replicated", len(records)),) if len(records) > 1 else ()
             groups.layouts[place] = layout
 
@@ -804,15 +777,15 @@ def place_unpaired(
 def _layout(
     groups: RankGroups, tensor: RankTensor, other: Side, partners: Mapping[Key, Key]
 ) -> Layout | None:
-    side, key, slot = tensor.where
+    side, key, slot = tensor.side, tensor.key, tensor.slot
     place, records, shapes = tensor.place, tensor.records, tensor.shapes
     n = len(records)
     if n == 1:
         return ()
-    if groups.cannot_join(*tensor.where):
+    if groups.cannot_join(tensor):
         return None
-    if groups.is_declared(*tensor.where):
-        return groups.options(*tensor.where, records, shapes)[0][0]
+    if groups.is_declared(tensor):
+        return groups.options(tensor)[0][0]
     if all(groups.distance_between(side.name, records[0], r) == 0.0 for r in records[1:]):
         return (Level("replicated", n),)
     names = (s for s in side.slots(key) if is_param(s) and "weight" in s)
@@ -857,7 +830,7 @@ def _is_part_of(tensor: RankTensor, other: Side, partners: Mapping[Key, Key]) ->
     if not keys:
         return False
     try:
-        pieces = [tensor.side.run.array(r) for r in tensor.records]
+        pieces = tensor.arrays()
         if any(a.ndim != 2 or a.shape[1] != pieces[0].shape[1] for a in pieces):
             return False
         rows = np.concatenate(pieces)
@@ -883,7 +856,7 @@ def fused_parts(
         return ()
     keys.sort(key=lambda k: min(c.order for c in other.groups[k].values()))
     try:
-        pieces = [tensor.side.run.array(r) for r in tensor.records]
+        pieces = tensor.arrays()
         like = pieces[0]
         candidates = [RankTensor(other, key, tensor.slot) for key in keys]
         parts = [
@@ -966,13 +939,13 @@ def combined_figures(side: Side, other_side: Side) -> dict[tuple[Key, str], Reco
 
 def _tensors(side: Side) -> Iterator[_Tensor]:
     for key in side.groups:
-        for slot in side.slots(key):
-            records = [side.run.records[r] for r in side.holders(key, slot)[1]]
-            if is_input(slot) or not records:
+        for tensor in side.tensors(key):
+            records = [side.run.records[r] for r in tensor.records]
+            if is_input(tensor.slot) or not records:
                 continue
-            pieces = _distinct(records)
-            shapes = tuple(r.shape for r in records)
-            family = starred(str(key[4])), key[5], slot, shapes
+            pieces, slot = _distinct(records), tensor.slot
+            shapes = tuple(tensor.shapes)
+            family = *tensor.family, key[5]
             options: list[Option] = []
             if len(pieces) > 1 and (figures := _summed(pieces)) is not None:
                 whole = sum(p.count for p in pieces)
@@ -1038,20 +1011,17 @@ def _constants(side: Side, combined: dict[tuple[Key, str], Record]) -> None:
     for key, slot in list(combined):
         if not is_param(slot):
             continue
-        piece, whole = (
-            side.run.records[side.holders(key, slot)[1][0]].shape,
-            combined[key, slot].shape,
-        )
-        for slot_beside in side.slots(key):
-            record = side.run.records[side.holders(key, slot_beside)[1][0]]
+        piece, whole = RankTensor(side, key, slot).shapes[0], combined[key, slot].shape
+        for beside in side.tensors(key):
+            record = side.run.records[beside.records[0]]
             constant = record.statistics is not None and record.statistics.std == 0.0
             if (
-                is_param(slot_beside)
-                and (key, slot_beside) not in combined
+                is_param(beside.slot)
+                and (key, beside.slot) not in combined
                 and constant
                 and record.shape[:1] == piece[:1] != whole[:1]
             ):
-                combined[key, slot_beside] = replace(
+                combined[key, beside.slot] = replace(
                     record, shape=(*whole[:1], *record.shape[1:]), hash="", sketch=None
                 )
 

@@ -7,7 +7,7 @@ from collections import defaultdict
 import numpy as np
 
 from whence.align.ranks import shards
-from whence.align.ranks.gradients import PartialGradients, done, is_gradient, is_loss
+from whence.align.ranks.gradients import PartialGradients, done
 from whence.align.ranks.groups import (
     Key,
     Place,
@@ -35,24 +35,23 @@ def unreduced(groups: RankGroups, side: Side) -> None:
     readers: dict[Place, list[Key]] = defaultdict(list)
     for key in side.groups:
         if all(call.leaf for call in side.groups[key].values()):
-            for slot in side.slots(key):
-                if is_input(slot):
-                    readers[side.name, side.holders(key, slot)[1]].append(key)
+            for tensor in side.tensors(key):
+                if is_input(tensor.slot):
+                    readers[tensor.place].append(key)
     backward = PartialGradients(groups, side)
     for place in sums:
-        key, slot = groups.first[place]
-        if is_loss(side, key, slot) or (is_gradient(key, slot) and backward.is_reduced(place)):
+        tensor = groups.first[place]
+        if tensor.is_loss or (tensor.is_gradient and backward.is_reduced(place)):
             continue  # calls of their own show what happens to these
-        if not is_gradient(key, slot) and (
-            groups.is_declared(side, key, slot) or _added_up(groups, side, key, place, readers)
+        if not tensor.is_gradient and (
+            groups.is_declared(tensor) or _added_up(groups, side, tensor.key, place, readers)
         ):
-            _stand_in(groups, side, key, place, readers)
+            _stand_in(groups, side, tensor.key, place, readers)
             continue
         whole = groups.layouts[place] = done(groups.layouts[place])
         groups.note_differing(place, whole)
         groups.notes.append(
-            f"{side.name}: each rank holds a partial sum of {side.name_of(key, slot)}, and no "
-            "call adds them up"
+            f"{side.name}: each rank holds a partial sum of {tensor}, and no call adds them up"
         )
 
 
@@ -116,9 +115,7 @@ def _stand_in(
 
 def _outputs(groups: RankGroups, side: Side, key: Key, but: Place) -> list[Place]:
     """The outputs of a call, without one tensor."""
-    places = [
-        (side.name, side.holders(key, slot)[1]) for slot in side.slots(key) if is_output(slot)
-    ]
+    places = [tensor.place for tensor in side.tensors(key) if is_output(tensor.slot)]
     return [p for p in places if p != but and p in groups.layouts]
 
 
@@ -167,16 +164,15 @@ def choose(groups: RankGroups, side: Side) -> None:
         return
 
     def begun(place: Place) -> tuple[int, bool]:
-        key, slot = groups.first[place]
-        return min(c.order for c in side.groups[key].values()), not is_input(slot)
+        tensor = groups.first[place]
+        return min(c.order for c in side.groups[tensor.key].values()), not is_input(tensor.slot)
 
-    outputs = [p for p in beyond if not is_input(groups.first[p][1])] or beyond
+    outputs = [p for p in beyond if not is_input(groups.first[p].slot)] or beyond
     leaves = [
-        p for p in outputs if next(iter(side.groups[groups.first[p][0]].values())).leaf
+        p for p in outputs if next(iter(side.groups[groups.first[p].key].values())).leaf
     ] or outputs
     place = min(leaves, key=begun)
-    key, slot = groups.first[place]
-    ranks, _ = side.holders(key, slot)
+    ranks = groups.first[place].ranks
     errors = _replica_distances(groups, place)
     if errors and max(errors) > 2 * min(errors):
         groups.shown_rank[side.name] = ranks[max(range(len(ranks)), key=errors.__getitem__)]
@@ -191,7 +187,7 @@ def choose(groups: RankGroups, side: Side) -> None:
     except ElementsMissing:
         difference = ""
     groups.notes.append(
-        f"{side.name}: replicas differ from {side.name_of(key, slot)} on{difference}: rank "
+        f"{side.name}: replicas differ from {groups.first[place]} on{difference}: rank "
         f"{groups.shown_rank[side.name]} is used for all"
     )
 
