@@ -4,6 +4,7 @@ itself, a backward pass, an optimiser).
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -52,42 +53,59 @@ class Region:
         self.occurrence = count(counts, f"<{kind}>")
 
 
-def part_of(region: Region, session: Session, **fields: Any) -> Call:
-    """The next call inside a region: one part of a training step. fields: of `Call`, beside those
-    it takes from the region.
+def part_of(region: Any, session: Session, **fields: Any) -> Call:
+    """The next call inside a region or an execution of a graph: one part of a training step, or an
+    operator. fields: of `Call`, beside those it takes from the region.
     """
     region.operators += 1
     order = session.next_order()
     common: dict[str, Any] = {
+        "kind": "module",
         "root": region.root.name,
         "step": region.step,
         "rank": session.rank,
         "micro": region.micro,
         "phase": region.phase,
         "number": f"{region.number}_{region.operators}",
+        "training": True,
     }
-    return Call(
-        id=order, order=order, kind="module", parent=region.order, leaf=True, training=True,
-        **(common | fields),
-    )  # fmt: skip
+    return Call(id=order, order=order, parent=region.order, leaf=True, **(common | fields))
+
+
+class OpenRegion(threading.local):
+    """The open region of each thread, None without one."""
+
+    region: Region | None = None
 
 
 class Regions:
     """The open region of each thread.
 
-    thread: thread-local state with an attribute `region`. ended: called after a region was written.
+    thread: thread-local state with an attribute `region`, None for one of its own. ended: called
+    after a region was written.
     """
 
     def __init__(
         self,
         session: Session,
         registry: TensorRegistry,
-        thread: Any,
+        thread: Any = None,
         ended: Callable[[], None] = lambda: None,
     ) -> None:
-        self._session, self._registry, self._thread, self._ended = session, registry, thread, ended
+        self._session, self._registry, self._ended = session, registry, ended
+        self._thread: Any = OpenRegion() if thread is None else thread
         self._open: dict[int, Region] = {}
+        # Counts of the current micro-batch only: a long training has millions of them.
+        self._counts: dict[str, tuple[tuple[int, int], dict[str, int]]] = {}
         self.nowhere = ModuleRoot("region", lambda: None)  # before any root was called
+
+    def enter_counted(self, kind: str, root: ModuleRoot, step: int, micro: int) -> Region:
+        """`enter`, with the counts of the root's current micro-batch."""
+        when, counts = self._counts.get(root.name, ((-1, -1), {}))
+        if when != (step, micro):
+            counts = {}
+            self._counts[root.name] = (step, micro), counts
+        return self.enter(kind, root, step, micro, counts)
 
     def enter(
         self, kind: str, root: ModuleRoot, step: int, micro: int, counts: dict[str, int]

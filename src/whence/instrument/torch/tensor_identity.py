@@ -75,6 +75,16 @@ class Sighter(Protocol):
     placements: dict[str, Placement]
 
 
+class Sighting:
+    """A `Sighter` that is nothing else."""
+
+    __slots__ = ("keep", "op_type", "placements", "scope")
+
+    def __init__(self, scope: str, op_type: str, keep: bool) -> None:
+        self.scope, self.op_type, self.keep = scope, op_type, keep
+        self.placements: dict[str, Placement] = {}
+
+
 class TensorRegistry:
     """Records tensors into a session.
 

@@ -28,11 +28,11 @@ from whence.instrument.torch.frames import ModuleFrame
 from whence.instrument.torch.module_info import ModuleRoot
 from whence.instrument.torch.overload import overload_of
 from whence.instrument.torch.program_cache import ProgramWriter
-from whence.instrument.torch.regions import Region
+from whence.instrument.torch.regions import Region, part_of
 from whence.instrument.torch.tensor_content import StorageRef, sample, storage_ref
-from whence.instrument.torch.tensor_identity import TensorRegistry
+from whence.instrument.torch.tensor_identity import Sighting, TensorRegistry
 from whence.instrument.wording import raised
-from whence.records import Call, Operation, Placement, Program, Ref
+from whence.records import Call, Operation, Program, Ref
 from whence.records.marks import NoProgram
 from whence.records.slots import is_param
 
@@ -335,7 +335,7 @@ class _GraphOperators:
     def take_tensor(self, execution: Execution, site: Site, value: Any) -> None:
         """Record a tensor that compiled code has computed."""
         name = site.node
-        seer = _Looker(
+        seer = Sighting(
             execution.graph.scope(name), name.base, execution.keep and self._session.elements_on
         )
         record, edge, _ = self._registry.record_of(_logical(value, site.shape), "output.0", seer)
@@ -360,7 +360,7 @@ class _GraphOperators:
         """A node has run eagerly, on these arguments."""
         name, maker = nodes.named(node), nodes.origin_of(node)
         scope = execution.graph.scope(name)
-        seer = _Looker(scope, name.base, execution.keep and self._session.elements_on)
+        seer = Sighting(scope, name.base, execution.keep and self._session.elements_on)
         ran = MadeInGraph(
             overload_of(maker.target),
             execution.order,
@@ -400,31 +400,23 @@ class _GraphOperators:
         notes: tuple[str, ...],
     ) -> None:
         session, scope = self._session, execution.graph.scope(name)
-        execution.operators += 1
-        number = f"{execution.number}_op{execution.operators}"
+        number = f"{execution.number}_op{execution.operators + 1}"
         if not session.takes_all and not session.selector.wants(
             scope, name.base, number.count("_") + 1, number, execution.step
         ):
+            execution.operators += 1
             return
-        order = session.next_order()
         self._registry.call(
-            Call(
-                id=order,
+            part_of(
+                execution,
+                session,
                 scope=scope,
-                root=execution.root.name,
-                step=execution.step,
-                order=order,
-                rank=session.rank,
-                micro=execution.micro,
-                phase=execution.phase,
                 op=name.name,
                 occurrence=count(execution.counts, f"{execution.phase}:{scope}/{name.name}"),
                 kind="operator",
                 op_type=name.base,
                 source=name.source,
-                parent=execution.order,
                 number=number,
-                leaf=True,
                 training=execution.training,
                 refs=refs,
                 arguments=arguments,
@@ -434,16 +426,6 @@ class _GraphOperators:
                 origins=origins,
             )
         )
-
-
-class _Looker:
-    """The `Sighter` of a tensor inside a graph."""
-
-    __slots__ = ("keep", "op_type", "placements", "scope")
-
-    def __init__(self, scope: str, op_type: str, keep: bool) -> None:
-        self.scope, self.op_type, self.keep = scope, op_type, keep
-        self.placements: dict[str, Placement] = {}
 
 
 def _logical(value: Any, shape: Any) -> Any:

@@ -13,12 +13,11 @@ from typing import Any, NamedTuple
 
 from whence.instrument.session import Session
 from whence.instrument.torch.program_cache import ProgramWriter
-from whence.instrument.torch.regions import Region, Regions
+from whence.instrument.torch.regions import Region, Regions, part_of
 from whence.instrument.torch.tensor_identity import TensorRegistry
 from whence.instrument.torch.training.forward_calls import Edge, ForwardCall, first_reads
 from whence.instrument.torch.training.gradient_hooks import Gradient, SeenGradients
-from whence.instrument.torch.training.open_region import OpenRegion
-from whence.records import Call, Placement, Ref
+from whence.records import Placement, Ref
 from whence.records.backward import (
     DIFFERENTIATES,
     GivenGradient,
@@ -52,9 +51,8 @@ class BackwardCalls:
 
     def __init__(self, session: Session, registry: TensorRegistry, writer: ProgramWriter) -> None:
         self._session, self.registry, self._writer = session, registry, writer
-        self._regions = Regions(session, registry, OpenRegion())
+        self._regions = Regions(session, registry)
         self._programs: dict[Any, str] = {}
-        self._counts: dict[str, tuple[int, int, dict[str, int]]] = {}
 
     def close(self) -> None:
         """Close the region of the backward pass."""
@@ -69,38 +67,24 @@ class BackwardCalls:
         parts.sort(key=lambda part: part.turn)
         for part in parts:
             call = part.call
-            when = call.step, call.micro
-            if self._counts.get(call.root.name, ())[:2] != when:
-                self._counts[call.root.name] = *when, {}
-            counts = self._counts[call.root.name][2]
-            region = self._regions.enter("backward", call.root, *when, counts)
+            region = self._regions.enter_counted("backward", call.root, call.step, call.micro)
             if region.selected:
-                region.operators += 1
                 self._write(part, region)
         return region
 
     def _write(self, part: _Part, region: Any) -> None:
-        call, session = part.call, self._session
+        call = part.call
         program, no_program = self._program_of(part)
         own = backward_of(part.child) if part.child is not None else call.op
         self.registry.call(
-            Call(
-                id=(order := session.next_order()),
+            part_of(
+                region,
+                self._session,
                 scope=call.scope,
-                root=call.root.name,
-                step=call.step,
-                order=order,
-                rank=session.rank,
-                micro=call.micro,
-                phase="backward",
                 op=own,
                 occurrence=_free(region.counts, f"{call.scope}/{own}", call.occurrence),
-                kind="module",
                 op_type=call.op_type,
                 source=call.info.source,
-                parent=region.order,
-                number=f"{region.number}_{region.operators}",
-                leaf=True,
                 training=call.training,
                 refs=tuple(self._refs(part, program)),
                 placements=_placements(part),

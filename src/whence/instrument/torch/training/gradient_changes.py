@@ -31,7 +31,7 @@ from whence.instrument.torch.program_writer import content_digest
 from whence.instrument.torch.regions import part_of
 from whence.instrument.torch.split_recording import Wanted, is_measured
 from whence.instrument.torch.tensor_content import Pending
-from whence.instrument.torch.tensor_identity import TensorRegistry, resolved
+from whence.instrument.torch.tensor_identity import Sighting, TensorRegistry, resolved
 from whence.instrument.torch.training.code_region import CodeRecorder, CodeRegion
 from whence.instrument.torch.training.gradient_hooks import Gradient
 from whence.instrument.torch.training.parameter_names import ParameterName
@@ -51,20 +51,7 @@ class _Left(NamedTuple):
 
     tensor: weakref.ref[Any]
     path: str
-    record: Any
-    edge: str
-    dtype: str
-    placement: Placement | None
-
-
-class _Changed:
-    """The call for which gradients are recorded."""
-
-    scope, op_type = "", GRADIENTS
-
-    def __init__(self, *, keep: bool) -> None:
-        self.keep = keep
-        self.placements: dict[str, Placement] = {}
+    gradient: Gradient
 
 
 class TakenGradients(NamedTuple):
@@ -251,7 +238,7 @@ class GradientChanges:
         self._settings: dict[str, Any] = {}
         self._code: _GradientCode | None = None
         self._is_new = False
-        self._seen = _Changed(keep=False)
+        self._seen = Sighting("", GRADIENTS, keep=False)
         # Pairs of pending records that turn out equal if nothing else changed a gradient.
         self._expected: list[tuple[Any, Any]] = []
         self._beside: dict[str, Ref] = {}
@@ -329,20 +316,13 @@ class GradientChanges:
     def left(self, parameter: Any, path: str, gradient: Gradient) -> None:
         """Remember the gradient of a parameter as a backward pass left it."""
         self._stepped.discard(id(parameter))
-        self._left[id(parameter)] = _Left(
-            weakref.ref(parameter),
-            path,
-            gradient.record,
-            gradient.edge,
-            gradient.dtype,
-            gradient.placement,
-        )
+        self._left[id(parameter)] = _Left(weakref.ref(parameter), path, gradient)
 
     def listen(self) -> None:
         """Start recording code that may change the gradients a backward pass left."""
         is_new, self._is_new = self._is_new, False
         if is_new and self._left and self._region.may_begin and not self._writer.unwanted:
-            self._seen = _Changed(keep=self._session.elements_on)
+            self._seen = Sighting("", GRADIENTS, keep=self._session.elements_on)
             self._code = self._new_code()
             self._region.begin(self._code)
 
@@ -369,7 +349,7 @@ class GradientChanges:
         loss scaler's scale, unless `found_inf` (a tensor or None) says that one is not finite.
         """
         code = self._code = self._recorded()
-        seen, followed = _Changed(keep=self._session.elements_on), []
+        seen, followed = Sighting("", GRADIENTS, keep=self._session.elements_on), []
         for slot, setting in ((GRAD_SCALE, scale), (FOUND_INF, found_inf)):
             if setting is not None:
                 number, edge, _ = self._registry.record_of(setting, slot, seen)
@@ -389,7 +369,7 @@ class GradientChanges:
 
     def _placed(self, inputs: Sequence[Ref]) -> dict[str, Placement]:
         """Placements of those inputs that are gradients of sharded parameters, by slot."""
-        placed = {f"input.{one.path}": one.placement for one in self._left.values()}
+        placed = {f"input.{one.path}": one.gradient.placement for one in self._left.values()}
         return {ref.slot: p for ref in inputs if (p := placed.get(ref.slot)) is not None}
 
     def _read_by(self, recording: Recording, known: Collection[str]) -> Iterator[Ref]:
@@ -399,7 +379,7 @@ class GradientChanges:
         program = recording.program
         read = [slot for slot in program.inputs if slot not in known] if program else []
         if read:
-            left = {f"input.{one.path}": one for one in self._left.values()}
+            left = {f"input.{one.path}": one.gradient for one in self._left.values()}
             yield from (Ref(s, left[s].record, left[s].edge) for s in read if s in left)
             yield from (self._beside[s] for s in read if s not in left)
 
@@ -415,10 +395,11 @@ class GradientChanges:
         """Whether a gradient, now recorded as `record`, is the one that the pass left. If a record
         is pending, this is assumed and checked later (`_settled`).
         """
-        if isinstance(left.record, Pending) or isinstance(record, Pending):
-            self._expected.append((left.record, record))
+        before = left.gradient.record
+        if isinstance(before, Pending) or isinstance(record, Pending):
+            self._expected.append((before, record))
             return True
-        return bool(left.record == record)
+        return bool(before == record)
 
     def taken_by_pass(
         self, parameters: Sequence[tuple[ParameterName, Any]]
@@ -445,12 +426,15 @@ class GradientChanges:
             f"output.{left.path}": (left, parameter.grad)
             for _, parameter in parameters
             if (left := self._left_of(parameter)) is not None
-            and left.dtype == NAMES.get(parameter.grad.dtype)
+            and left.gradient.dtype == NAMES.get(parameter.grad.dtype)
         }
         if not known:
             return None
-        changed = _Changed(keep=self._session.elements_on)
-        inputs = [Ref(f"input.{left.path}", left.record, left.edge) for left, _ in known.values()]
+        changed = Sighting("", GRADIENTS, keep=self._session.elements_on)
+        inputs = [
+            Ref(f"input.{left.path}", left.gradient.record, left.gradient.edge)
+            for left, _ in known.values()
+        ]
         outputs, made, kept = [], [], {}
         code = self._recorded()
         for slot, (left, gradient) in known.items():
@@ -459,7 +443,7 @@ class GradientChanges:
             if code.has_made(left.path, gradient):
                 made.append((slot, gradient))
             elif self._is_kept(left, record):
-                kept[left.path] = left.dtype
+                kept[left.path] = left.gradient.dtype
         recording = Recording(None, [], self._writer.unwanted or _UNRECORDED)
         if not self._writer.unwanted:
             order = [left.path for left, _ in known.values()]

@@ -13,32 +13,16 @@ from whence.frameworks.torch_arrays import NAMES
 from whence.instrument.session import Session
 from whence.instrument.torch.program_cache import ProgramWriter
 from whence.instrument.torch.regions import part_of
-from whence.instrument.torch.tensor_identity import TensorRegistry
+from whence.instrument.torch.tensor_identity import Sighting, TensorRegistry
 from whence.instrument.torch.training.forward_calls import Edge
 from whence.instrument.torch.training.gradient_changes import GradientChanges, TakenGradients
 from whence.instrument.torch.training.gradient_hooks import Gradient, SeenGradients
 from whence.instrument.torch.training.parameter_names import ParameterName, ParameterNames
-from whence.records import Operation, Placement, Program, Ref
+from whence.records import Operation, Program, Ref
 from whence.records.program import identified
 from whence.records.training import sum_of
 
-
-class _Summed:
-    """One parameter whose gradient a backward pass has changed."""
-
-    def __init__(self, name: ParameterName, *, keep: bool) -> None:
-        self.name, self.keep = name, keep
-        self.scope, self.op_type = name.scope, "AccumulateGrad"
-        self.placements: dict[str, Placement] = {}
-
-
-class GradientBefore(NamedTuple):
-    """The gradient of a parameter before a backward pass."""
-
-    record: Any
-    edge: str
-    dtype: str
-    placement: Placement | None
+_SUMS = "AccumulateGrad"
 
 
 class GradientsBefore(NamedTuple):
@@ -46,7 +30,7 @@ class GradientsBefore(NamedTuple):
     the gradients of an earlier pass changed since, None if there was none.
     """
 
-    each: dict[int, GradientBefore]
+    each: dict[int, Gradient]
     taken: TakenGradients | None
 
 
@@ -71,17 +55,13 @@ class GradientSums:
 
     def before(self, leaves: Mapping[int, Any]) -> GradientsBefore:
         """Record the gradients that the leaves of a graph have before the pass."""
-        before: dict[int, GradientBefore] = {}
+        before: dict[int, Gradient] = {}
         parameters: list[tuple[ParameterName, Any]] = []
         for identity, reference in leaves.items():
             leaf = reference()
             if leaf is None or leaf.grad is None or (name := self._names.of(leaf)) is None:
                 continue
-            summed = _Summed(name, keep=self._session.elements_on)
-            number, edge, form = self._registry.record_of(leaf.grad, "input.sum", summed)
-            before[identity] = GradientBefore(
-                number, edge, form[0], summed.placements.get("input.sum")
-            )
+            before[identity] = self._gradient(leaf, name, "input.sum")
             parameters.append((name, leaf))
         return GradientsBefore(before, self._changes.taken_by_pass(parameters))
 
@@ -105,21 +85,24 @@ class GradientSums:
             edge_of_leaf = Edge(-1, identity)
             sent = [g for some in seen for _, g in some.sent.get(edge_of_leaf, ())]
             sent.sort(key=lambda gradient: gradient.turn)
-            summed = _Summed(name, keep=self._session.elements_on)
-            total, edge, form = self._registry.record_of(leaf.grad, "output.grad", summed)
-            left = Gradient(total, edge, form[0], 0, summed.placements.get("output.grad"))
+            left = self._gradient(leaf, name, "output.grad")
             self._changes.left(leaf, name.path, left)
-            self._write(summed, before.each.get(identity), sent, left, region)
+            self._write(name, before.each.get(identity), sent, left, region)
+
+    def _gradient(self, leaf: Any, name: ParameterName, slot: str) -> Gradient:
+        """Record the gradient that a parameter has now."""
+        sighting = Sighting(name.scope, _SUMS, keep=self._session.elements_on)
+        record, edge, form = self._registry.record_of(leaf.grad, slot, sighting)
+        return Gradient(record, edge, form[0], 0, sighting.placements.get(slot))
 
     def _write(
         self,
-        summed: _Summed,
-        start: GradientBefore | None,
+        name: ParameterName,
+        start: Gradient | None,
         sent: Sequence[Gradient],
         total: Gradient,
         region: Any,
     ) -> None:
-        name, session = summed.name, self._session
         refs = [
             Ref(f"input.{k}", gradient.record, gradient.edge) for k, gradient in enumerate(sent)
         ]
@@ -135,12 +118,12 @@ class GradientSums:
         self._registry.call(
             part_of(
                 region,
-                session,
+                self._session,
                 scope=name.scope,
                 root=name.root.name,
                 op=sum_of(name.name),
                 occurrence=region.occurrence,
-                op_type="AccumulateGrad",
+                op_type=_SUMS,
                 refs=(*refs, Ref("output.grad", total.record, total.edge)),
                 program=program,
                 no_program=no_program,
@@ -149,7 +132,7 @@ class GradientSums:
         )
 
 
-def _program_of(start: GradientBefore | None, sent: Sequence[Gradient], total: Gradient) -> Program:
+def _program_of(start: Gradient | None, sent: Sequence[Gradient], total: Gradient) -> Program:
     """The program that adds up the sent gradients and the earlier one in autograd's order."""
     operations: list[Operation] = []
     result: dict[str, Any] = {"in": 0}

@@ -51,7 +51,6 @@ from whence.instrument.torch.training.gradient_hooks import (
 )
 from whence.instrument.torch.training.gradient_sums import GradientsBefore, GradientSums
 from whence.instrument.torch.training.loss_code import LossCode
-from whence.instrument.torch.training.open_region import OpenRegion
 from whence.instrument.torch.training.parameter_names import ParameterName, ParameterNames
 from whence.instrument.torch.training.sharded_parameters import ShardedParameters
 from whence.records import Operation, Placement, Program, Ref
@@ -194,7 +193,7 @@ class OptimizerSteps:
     ) -> None:
         self._changes, self._region = changes, region
         self._session, self._registry, self._writer, self._names = session, registry, writer, names
-        self._regions = Regions(session, registry, OpenRegion())
+        self._regions = Regions(session, registry)
         self._before: list[Updated] = []
         self._stepped: list[tuple[ParameterName, Any]] = []
         self._is_divided = False

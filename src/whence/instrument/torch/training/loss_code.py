@@ -27,7 +27,6 @@ from whence.instrument.torch.regions import Regions, part_of
 from whence.instrument.torch.tensor_identity import TensorRegistry
 from whence.instrument.torch.training.code_region import CodeRecorder, CodeRegion
 from whence.instrument.torch.training.forward_calls import ForwardCall, edge_of, next_node
-from whence.instrument.torch.training.open_region import OpenRegion
 from whence.records import Placement, Ref
 from whence.records.backward import DIFFERENTIATES
 from whence.records.program import identified
@@ -127,9 +126,7 @@ class LossCode:
     ) -> None:
         self._session, self._registry = session, registry
         self._writer, self._region = writer, region
-        self._regions = Regions(session, registry, OpenRegion())
-        # Counts of the current micro-batch only: a long training has millions of them.
-        self._counts: dict[str, tuple[int, int, dict[str, int]]] = {}
+        self._regions = Regions(session, registry)
         self._loss: _Loss | None = None
         # Losses from which a backward pass has begun, and another one may begin.
         self._stopped: list[_Loss] = []
@@ -275,14 +272,10 @@ class LossCode:
         return ForwardCall(part, next_node(), program)
 
     def _write(self, loss: _Loss, program: str, no_program: str) -> None:
-        root, session = loss.root, self._session
-        when = loss.step, loss.micro
-        if self._counts.get(root.name, ())[:2] != when:
-            self._counts[root.name] = *when, {}
-        region = self._regions.enter("region", root, *when, self._counts[root.name][2])
+        region = self._regions.enter_counted("region", loss.root, loss.step, loss.micro)
         call = part_of(
             region,
-            session,
+            self._session,
             scope="",
             op=LOSS,
             op_type=LOSS,
