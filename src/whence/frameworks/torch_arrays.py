@@ -7,6 +7,7 @@ copied to the host by torch, which orders the copy after the work queued on the 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -101,6 +102,27 @@ def tensors_in(value: Any) -> Iterator[Any]:
     elif isinstance(value, (list, tuple)):
         for item in value:
             yield from tensors_in(item)
+
+
+def encoded_setting(value: Any, *, names_device: bool = False) -> Any:
+    """A number or setting that an operator takes in the encoding of `records.Operation`; None for
+    what has none there. names_device: keep the name of a device.
+    """
+    if isinstance(value, float):
+        number = float(value)
+        return number if math.isfinite(number) else {"float": str(number)}
+    if isinstance(value, (int, torch.SymInt)):
+        return int(value)
+    if isinstance(value, complex):
+        return {"complex": [encoded_setting(value.real), encoded_setting(value.imag)]}
+    if isinstance(value, torch.device):
+        return {"device": str(value) if names_device else ""}
+    text = str(value).removeprefix("torch.")
+    if isinstance(value, torch.dtype):
+        return {"dtype": NAMES.get(value, text)}
+    if isinstance(value, (torch.layout, torch.memory_format)):
+        return {type(value).__name__: text}
+    return None
 
 
 def readable(tensor: Any) -> bool:

@@ -184,6 +184,14 @@ class CallFrames:
         finally:
             thread.busy = before
 
+    @contextlib.contextmanager
+    def recording(self) -> Iterator[None]:
+        """Context in which a tensor is recorded while a call of the program is in progress; what
+        fails in it is raised.
+        """
+        with self.aside(), self.lock, self._hide():
+            yield
+
     def leave(self, frame: Any) -> None:
         """Remove `frame` from the stack, with calls above it that ended without notice (a greenlet,
         a Ctrl-C).

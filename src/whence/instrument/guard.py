@@ -37,14 +37,25 @@ class Guard:
         return True
 
 
-def put_back(undo: list[tuple[Any, str, Any, Any]]) -> None:
-    """Remove wrappers in reverse order. undo: (owner, name, wrapper, previous value); a wrapper
-    that another tool has wrapped stays.
-    """
-    while undo:
-        owner, name, wrapper, previous = undo.pop()
-        if getattr(owner, name) is wrapper:
-            setattr(owner, name, previous)
+class Replacements:
+    """Attributes of a framework that have wrappers in their place."""
+
+    def __init__(self) -> None:
+        self._undo: list[tuple[Any, str, Any, Any]] = []
+
+    def put(self, owner: Any, name: str, wrapper: Any) -> None:
+        """Put a wrapper in the place of an attribute."""
+        self._undo.append((owner, name, wrapper, getattr(owner, name)))
+        setattr(owner, name, wrapper)
+
+    def remove(self) -> None:
+        """Take the wrappers away in reverse order; one that another tool has wrapped stays.
+        Idempotent.
+        """
+        while self._undo:
+            owner, name, wrapper, previous = self._undo.pop()
+            if getattr(owner, name) is wrapper:
+                setattr(owner, name, previous)
 
 
 def end_capture(session: Session, error: BaseException) -> None:

@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from whence.instrument.guard import Guard, end_capture, put_back
+from whence.instrument.guard import Guard, Replacements, end_capture
 from whence.instrument.session import Session
 
 
@@ -19,7 +19,7 @@ class Wrappers:
         self.session, self.active = session, False
         self._lock = threading.RLock()
         self._busy = threading.local()
-        self._undo: list[tuple[Any, str, Any, Any]] = []
+        self._replaced = Replacements()
 
     def wrap(self, owner: Any, name: str, method: Callable[..., Any]) -> None:
         """Replace a method by `method(previous, *args, **kwargs)`."""
@@ -32,13 +32,12 @@ class Wrappers:
 
         wrapper.__name__, wrapper.__doc__ = name, previous.__doc__
         wrapper.__wrapped__ = previous  # type: ignore[attr-defined]
-        setattr(owner, name, wrapper)
-        self._undo.append((owner, name, wrapper, previous))
+        self._replaced.put(owner, name, wrapper)
 
     def put_back(self) -> None:
         """Remove all wrappers. Idempotent."""
         self.active = False
-        put_back(self._undo)
+        self._replaced.remove()
 
     def forked(self) -> None:
         """Replace the lock in a forked child: a thread of the parent may have held it."""

@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterable
 from typing import IO, Any
 
 from whence.errors import CaptureError
-from whence.instrument.guard import put_back
+from whence.instrument.guard import Replacements
 from whence.instrument.onnxruntime import native_sessions
 from whence.instrument.onnxruntime.what_optimized import Optimized, note
 from whence.instrument.session import Session
@@ -48,7 +48,7 @@ class Levels:
         self._sessions = 0
         self._optimizers: dict[str, None] = {}
         self._ort_format: dict[str, None] = {}
-        self._undo: list[tuple[Any, str, Any, Any]] = []
+        self._replaced = Replacements()
         _check(rung)
 
     def install(self) -> None:
@@ -63,12 +63,11 @@ class Levels:
             self._make(previous, python_session, (providers, provider_options), disabled)
 
         makes.__wrapped__ = previous  # type: ignore[attr-defined]
-        setattr(InferenceSession, _MAKES, makes)
-        self._undo.append((InferenceSession, _MAKES, makes, previous))
+        self._replaced.put(InferenceSession, _MAKES, makes)
 
     def remove(self) -> Optimized:
         """Put the method back, and say what was optimised until now. Idempotent."""
-        put_back(self._undo)
+        self._replaced.remove()
         return Optimized(
             self._rung,
             self._sessions,

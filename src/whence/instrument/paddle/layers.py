@@ -26,7 +26,7 @@ from whence.instrument.call_frames import (
     count,
     root_or_name,
 )
-from whence.instrument.guard import put_back
+from whence.instrument.guard import Replacements
 from whence.instrument.paddle import settings as paddle_facts
 from whence.instrument.paddle.ended_operators import NO_PROGRAM
 from whence.instrument.paddle.interventions import Interventions
@@ -417,7 +417,8 @@ class LayerCalls:
     def __init__(self, switch: Switch, observe: Callable[..., Any]) -> None:
         self._switch, self._observe = switch, observe
         self._lock = threading.RLock()
-        self._undo: list[tuple[Any, str, Any, Any]] = []
+        self._replaced = Replacements()
+        self._call: tuple[Any, Any, Any] | None = None
         self._inside = 0
 
     def wrap(self) -> None:
@@ -433,8 +434,8 @@ class LayerCalls:
                 return previous(layer, *inputs, **kwargs)
             return observe(previous, layer, inputs, kwargs)
 
-        kind.__call__ = __call__
-        self._undo.append((kind, "__call__", __call__, previous))
+        self._replaced.put(kind, "__call__", __call__)
+        self._call = kind, __call__, previous
         for name in ("SymbolicStaticFunction", "ASTStaticFunction"):
             traced = getattr(program_translator, name, None)
             if traced is not None and "_perform_call" in vars(traced):
@@ -442,7 +443,8 @@ class LayerCalls:
 
     def unwrap(self) -> None:
         """Remove the wrapper. Idempotent."""
-        put_back(self._undo)
+        self._replaced.remove()
+        self._call = None
 
     def _around(self, traced: Any) -> None:
         """While code runs that to_static traced, `__call__` is Paddle's own: it may be traced
@@ -457,21 +459,20 @@ class LayerCalls:
             finally:
                 self._step_back()
 
-        traced._perform_call = _perform_call
-        self._undo.append((traced, "_perform_call", _perform_call, perform))
+        self._replaced.put(traced, "_perform_call", _perform_call)
 
     def _step_aside(self) -> None:
         with self._lock:
             self._inside += 1
-            if self._inside == 1 and self._undo:
-                kind, _, wrapper, previous = self._undo[0]
+            if self._inside == 1 and self._call is not None:
+                kind, wrapper, previous = self._call
                 if kind.__call__ is wrapper:
                     kind.__call__ = previous
 
     def _step_back(self) -> None:
         with self._lock:
             self._inside -= 1
-            if self._inside == 0 and self._undo and self._switch.active:
-                kind, _, wrapper, previous = self._undo[0]
+            if self._inside == 0 and self._call is not None and self._switch.active:
+                kind, wrapper, previous = self._call
                 if kind.__call__ is previous:
                     kind.__call__ = wrapper

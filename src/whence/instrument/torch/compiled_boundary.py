@@ -22,6 +22,7 @@ from torch._C._dynamo.eval_frame import set_eval_frame as _set_callback
 from torch.fx import graph as _graph
 from torch.fx.graph_module import GraphModule
 
+from whence.instrument.guard import Replacements
 from whence.instrument.torch.modes import taken_for_torchs
 
 _BOXED: Any = getattr(_graph, "_BoxedCodeGen", ())  # not in every torch
@@ -109,7 +110,7 @@ class CompiledCodeGuard:
         self._met, self._on_left = met, _nothing
         self._open = _Open()
         self._module: Any = None
-        self._wrapped: dict[str, tuple[Any, Any]] = {}
+        self._replaced = Replacements()
 
     def on_left(self, action: Callable[[], None]) -> None:
         """Set the function to call after compiled code."""
@@ -146,8 +147,7 @@ class CompiledCodeGuard:
                 self._on_left()
             return prior
 
-        self._wrapped[name] = original, set_eval_frame
-        setattr(self._module, name, set_eval_frame)
+        self._replaced.put(self._module, name, set_eval_frame)
 
     def _switched(self, caller: Any, by_helper: bool) -> bool:
         """Whether this is the last switch of dynamo by the outermost frame with compiled code.
@@ -184,9 +184,6 @@ class CompiledCodeGuard:
         """Remove the wrapper. If another tool has wrapped it, it stays in place and does nothing
         any more.
         """
-        for name, (original, wrapper) in self._wrapped.items():
-            if getattr(self._module, name, None) is wrapper:
-                setattr(self._module, name, original)
-        self._wrapped.clear()
+        self._replaced.remove()
         self._module = None
         self._met = self._on_left = _nothing

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from whence.instrument.call_frames import Args, CallFrames, Kwargs
-from whence.instrument.guard import keep_ring, put_back
+from whence.instrument.guard import Replacements, keep_ring
 from whence.instrument.session import Session
 from whence.instrument.step_choice.conditions import Quantity, Watcher
 from whence.instrument.step_choice.ending import BeforeTermination
@@ -184,7 +184,7 @@ class _WatchedValues:
 
     def __init__(self, watcher: Watcher, frames: CallFrames) -> None:
         self._watcher, self._frames = watcher, frames
-        self._undo: list[tuple[Any, str, Any, Any]] = []
+        self._replaced = Replacements()
         self._hooks: list[Any] = []
         self._arriving: deque[tuple[Quantity, Any, Any]] = deque()
         self._has_norm = False
@@ -205,7 +205,7 @@ class _WatchedValues:
         """Stop reading. If another tool has wrapped a wrapper, it stays in place and does
         nothing.
         """
-        put_back(self._undo)
+        self._replaced.remove()
         while self._hooks:
             self._hooks.pop().remove()
         self._arriving.clear()
@@ -221,8 +221,7 @@ class _WatchedValues:
         previous = getattr(owner, name)
         wrapper = around(previous)
         wrapper.__name__ = wrapper.__qualname__ = name
-        setattr(owner, name, wrapper)
-        self._undo.append((owner, name, wrapper, previous))
+        self._replaced.put(owner, name, wrapper)
 
     def _is_on(self) -> bool:
         frames = self._frames
@@ -297,7 +296,7 @@ def call_after_steps(ended: Callable[[Any, bool], None]) -> Any:
 
     return _Handles(
         register_optimizer_step_post_hook(after),
-        _SkippedSteps(lambda optimizer: ended(optimizer, True)),
+        _follow_skipped(lambda optimizer: ended(optimizer, True)),
     )
 
 
@@ -311,34 +310,28 @@ class _Handles:
             handle.remove()
 
 
-class _SkippedSteps:
-    """Wraps the method of `GradScaler` that decides whether to step."""
+def _follow_skipped(skipped: Callable[[Any], None]) -> Replacements:
+    """Wrap the method of `GradScaler` that decides whether to step."""
+    replaced = Replacements()
+    previous = getattr(torch.amp.GradScaler, _STEPS, None)
+    if previous is None:  # of another release of torch
+        return replaced
 
-    def __init__(self, skipped: Callable[[Any], None]) -> None:
-        self._previous = previous = getattr(torch.amp.GradScaler, _STEPS, None)
-        if previous is None:  # of another release of torch
-            return
+    def wrapper(scaler: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+        has_stepped = False
 
-        def wrapper(scaler: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
-            has_stepped = False
+        def steps(*_: Any) -> None:
+            nonlocal has_stepped
+            has_stepped = True
 
-            def steps(*_: Any) -> None:
-                nonlocal has_stepped
-                has_stepped = True
+        handle = optimizer.register_step_pre_hook(steps)
+        try:
+            out = previous(scaler, optimizer, *args, **kwargs)
+        finally:
+            handle.remove()
+        if not has_stepped:
+            skipped(optimizer)
+        return out
 
-            handle = optimizer.register_step_pre_hook(steps)
-            try:
-                out = previous(scaler, optimizer, *args, **kwargs)
-            finally:
-                handle.remove()
-            if not has_stepped:
-                skipped(optimizer)
-            return out
-
-        self._wrapper = wrapper
-        setattr(torch.amp.GradScaler, _STEPS, wrapper)
-
-    def remove(self) -> None:
-        """Restore the method, unless another tool has wrapped it."""
-        if self._previous is not None and getattr(torch.amp.GradScaler, _STEPS) is self._wrapper:
-            setattr(torch.amp.GradScaler, _STEPS, self._previous)
+    replaced.put(torch.amp.GradScaler, _STEPS, wrapper)
+    return replaced

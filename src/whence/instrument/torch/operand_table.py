@@ -6,14 +6,13 @@ last.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from whence.frameworks.torch_arrays import NAMES, tensors_in
+from whence.frameworks.torch_arrays import NAMES, encoded_setting, tensors_in
 from whence.frameworks.torch_schema import OperatorSchema
 from whence.records.marks import EMPTY_IS_READ
 from whence.records.slots import is_param
@@ -362,27 +361,11 @@ def _setting(value: Any) -> Any:
     """An argument that is not a tensor, as an operand. Raises Stop for one that cannot be
     recorded.
     """
-    if isinstance(value, float):
-        number = float(value)
-        return (
-            number
-            if math.isfinite(number)
-            else {"float": "nan" if number != number else "inf" if number > 0 else "-inf"}
-        )
-    if isinstance(value, int):
-        return int(value)
-    if isinstance(value, complex):
-        return {"complex": [_setting(value.real), _setting(value.imag)]}
-    if isinstance(value, torch.dtype):
-        if value not in NAMES:
-            raise Stop(f"uses the dtype {value}")
-        return {"dtype": NAMES[value]}
-    if isinstance(value, torch.device):
-        return {"device": ""}
-    if isinstance(value, torch.layout):
-        return {"layout": str(value).removeprefix("torch.")}
-    if isinstance(value, torch.memory_format):
-        return {"memory_format": str(value).removeprefix("torch.")}
+    if isinstance(value, torch.dtype) and value not in NAMES:
+        raise Stop(f"uses the dtype {value}")
     if isinstance(value, torch.Generator):
         raise Stop("takes random numbers from a generator")
-    raise Stop(f"an operator takes a {type(value).__name__}")
+    encoded = encoded_setting(value)
+    if encoded is None:
+        raise Stop(f"an operator takes a {type(value).__name__}")
+    return encoded

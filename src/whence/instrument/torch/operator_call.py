@@ -4,13 +4,12 @@ values.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 
-from whence.frameworks.torch_arrays import NAMES, answers, plain, tensors_in
+from whence.frameworks.torch_arrays import answers, encoded_setting, plain, tensors_in
 from whence.frameworks.torch_trees import CLOSED
 from whence.instrument.torch.overload import Overload
 from whence.records import Placement, Ref, Statistics
@@ -135,32 +134,17 @@ class OperatorCall:
         """A value in the encoding of `records.Operation`, devices by name."""
         if value is None or value is True or value is False or type(value) is int:
             return value
-        if isinstance(value, float):
-            return (
-                float(value)
-                if math.isfinite(value)
-                else {"float": "nan" if value != value else "inf" if value > 0 else "-inf"}
-            )
         if isinstance(value, str):
             return value[:_MAX_TEXT]
         if isinstance(value, (list, tuple)):
             return [self._encoded(item) for item in value]
-        if isinstance(value, (int, torch.SymInt)):
-            return int(value)
         if isinstance(value, torch.SymFloat):
-            return self._encoded(float(value))
-        if isinstance(value, complex):
-            return {"complex": [self._encoded(value.real), self._encoded(value.imag)]}
-        if isinstance(value, torch.dtype):
-            return {"dtype": NAMES.get(value, str(value).removeprefix("torch."))}
-        if isinstance(value, torch.device):
-            return {"device": str(value)}
-        if isinstance(value, torch.layout):
-            return {"layout": str(value).removeprefix("torch.")}
-        if isinstance(value, torch.memory_format):
-            return {"memory_format": str(value).removeprefix("torch.")}
+            value = float(value)
         if isinstance(value, torch.Generator):
             return {"generator": str(value.device)}
+        encoded = encoded_setting(value, names_device=True)
+        if encoded is not None:
+            return encoded
         self.unseen = self.unseen or f"takes a {type(value).__name__}"
         return {"object": type(value).__name__}
 

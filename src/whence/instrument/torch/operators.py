@@ -27,6 +27,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from whence.frameworks.torch_arrays import NAMES
 from whence.frameworks.torch_schema import AUTOCAST_KEYS, restored
 from whence.instrument.call_frames import Args, CallFrames, Kwargs, ThreadCalls
+from whence.instrument.guard import Replacements
 from whence.instrument.session import Session
 from whence.instrument.torch.before_steps import call_before_steps
 from whence.instrument.torch.compiled_boundary import inside
@@ -569,8 +570,7 @@ class _OperatorModes:
 
     def __init__(self, frames: CallFrames, handler: _Handler) -> None:
         self._frames, self._thread, self._handler = frames, frames.thread, handler
-        self._engine: tuple[Any, Any] | None = None
-        self._autocast_methods: tuple[Any, Any] | None = None
+        self._replaced = Replacements()
 
     @property
     def active(self) -> bool:
@@ -584,9 +584,7 @@ class _OperatorModes:
 
     def remove(self) -> None:
         """Stop following autocast and backward passes."""
-        self._leave_autocast()
-        if self._engine is not None and torch.autograd._engine_run_backward is self._engine[1]:
-            torch.autograd._engine_run_backward = self._engine[0]
+        self._replaced.remove()
 
     # ---- the stack of modes
 
@@ -653,8 +651,7 @@ class _OperatorModes:
             with self.above():
                 return run(*args, **kwargs)
 
-        self._engine = run, _engine_run_backward
-        torch.autograd._engine_run_backward = _engine_run_backward
+        self._replaced.put(torch.autograd, "_engine_run_backward", _engine_run_backward)
 
     # ---- autocast: inside a mode's handler it is switched off, so it is followed from outside
 
@@ -678,18 +675,9 @@ class _OperatorModes:
             note()
             return out
 
-        self._autocast_methods = ((enter, leave), (__enter__, __exit__))
-        kind.__enter__, kind.__exit__ = __enter__, __exit__
+        self._replaced.put(kind, "__enter__", __enter__)
+        self._replaced.put(kind, "__exit__", __exit__)
         note()
-
-    def _leave_autocast(self) -> None:
-        kind: Any = torch.amp.autocast_mode.autocast
-        if (
-            self._autocast_methods is not None
-            and (kind.__enter__, kind.__exit__) == self._autocast_methods[1]
-        ):
-            kind.__enter__, kind.__exit__ = self._autocast_methods[0]
-        self._autocast_methods = None
 
 
 def _top() -> Any:

@@ -18,7 +18,6 @@ from whence.instrument.session import Session
 from whence.instrument.torch.caller_code import asks_for_listeners, compiled_inside, tensors_of
 from whence.instrument.torch.compiled_boundary import CompiledCodeGuard
 from whence.instrument.torch.frames import ModuleFrame
-from whence.instrument.torch.modes import NoFunctions
 from whence.instrument.torch.module_info import HeldTensor, home_of
 from whence.instrument.torch.operand_table import layout
 from whence.instrument.torch.pool_rows import Pools
@@ -269,17 +268,12 @@ class ProgramCache:
         return their slot. They are recorded at once, since the operator that drew them may then
         scale them in place.
         """
-        thread = self._frames.thread
-        busy, thread.busy = thread.busy, True
-        try:
-            with self._frames.lock, NoFunctions():
-                slot = f"{prefix}{frame.draws}"
-                frame.draws += 1
-                number, edge, _ = self._registry.record_of(tensor, slot, frame)
-                frame.refs.append(Ref(slot, number, edge))
-                return slot
-        finally:
-            thread.busy = busy
+        with self._frames.recording():
+            slot = f"{prefix}{frame.draws}"
+            frame.draws += 1
+            number, edge, _ = self._registry.record_of(tensor, slot, frame)
+            frame.refs.append(Ref(slot, number, edge))
+            return slot
 
     def _find(
         self,
@@ -290,29 +284,24 @@ class ProgramCache:
         """Record a tensor that a call uses without getting it as an argument: one in an object of
         its arguments, or held by a module below. Returns its slot, "" for any other.
         """
-        thread = self._frames.thread
-        busy, thread.busy = thread.busy, True
-        try:
-            with self._frames.lock, NoFunctions():
-                place = layout(tensor)
-                if (hung := hanging.get(place)) is not None:
-                    slot = hung[0]
-                    frame.reads.append(slot)
-                    number, edge, _ = self._registry.record_of(tensor, slot, frame)
-                    frame.refs.append(Ref(slot, number, edge))
-                    return slot
-                held = frame.held
-                if held is None:
-                    held = _by_place(frame.module)
-                    if frame.ended:  # nothing of the program runs now that would change them
-                        frame.held = held
-                if place in held:
-                    slot, attribute = held[place]
-                    self._hold(frame, slot, attribute)
-                    return slot
-        finally:
-            thread.busy = busy
-        return ""
+        with self._frames.recording():
+            place = layout(tensor)
+            if (hung := hanging.get(place)) is not None:
+                slot = hung[0]
+                frame.reads.append(slot)
+                number, edge, _ = self._registry.record_of(tensor, slot, frame)
+                frame.refs.append(Ref(slot, number, edge))
+                return slot
+            held = frame.held
+            if held is None:
+                held = _by_place(frame.module)
+                if frame.ended:  # nothing of the program runs now that would change them
+                    frame.held = held
+            if place not in held:
+                return ""
+            slot, attribute = held[place]
+            self._hold(frame, slot, attribute)
+            return slot
 
     def _hold(self, frame: ModuleFrame, slot: str, tensor: Any) -> None:
         """Treat a tensor of a module below as a parameter of this call's module from now on."""

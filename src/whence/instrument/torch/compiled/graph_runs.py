@@ -13,7 +13,7 @@ import msgspec
 import torch
 import xxhash
 
-from whence.frameworks.torch_arrays import NAMES, address_of, tensors_in
+from whence.frameworks.torch_arrays import NAMES, address_of, encoded_setting, tensors_in
 from whence.frameworks.torch_schema import UNINITIALISED, draws, schema_of
 from whence.instrument.call_frames import CallFrames, ThreadCalls, count
 from whence.instrument.session import Session
@@ -673,21 +673,12 @@ def _operand(value: Any, operand: Mapping[Any, Any], sizes: Sizes) -> Any:
     value = sizes.of(value)
     if isinstance(value, (list, tuple)):
         return [_operand(item, operand, sizes) for item in value]
-    if value is None or isinstance(value, (bool, int, str)):
+    if value is None or isinstance(value, (bool, str)):
         return value
-    if isinstance(value, float):
-        return (
-            value
-            if value - value == 0
-            else {"float": "nan" if value != value else "inf" if value > 0 else "-inf"}
-        )
-    if isinstance(value, torch.dtype):
-        return {"dtype": NAMES.get(value, str(value).removeprefix("torch."))}
-    if isinstance(value, torch.device):
-        return {"device": ""}
-    if isinstance(value, (torch.layout, torch.memory_format)):
-        return {type(value).__name__: str(value).removeprefix("torch.")}
-    raise Unknown(f"takes a {type(value).__name__}")
+    encoded = encoded_setting(value)
+    if encoded is None:
+        raise Unknown(f"takes a {type(value).__name__}")
+    return encoded
 
 
 _NUMBERS = (torch.SymInt, torch.SymFloat, torch.SymBool, int, float, bool)

@@ -24,6 +24,7 @@ import torch
 
 from whence.errors import CaptureError
 from whence.instrument.call_frames import CallFrames
+from whence.instrument.guard import Replacements
 from whence.instrument.session import Session
 from whence.instrument.torch.compiled import fx_nodes as nodes
 from whence.instrument.torch.compiled import inductor_taps as inductor
@@ -55,7 +56,7 @@ class GraphListener(Listener):
         self, session: Session, model: Any = None, *, folder: str, program: bool = False, **how: Any
     ) -> None:
         self._everything = program
-        self._patched: list[tuple[Any, Any, Any]] = []
+        self._replaced = Replacements()
         super().__init__(session, model, thread=GraphThread(), **how)
         self.programs = _ModulePrograms(
             session, self.registry, self.frames, self._compiled_code, self.writer
@@ -93,8 +94,7 @@ class GraphListener(Listener):
             with listener.instrumenting():
                 return call(wrapper, *args, **kwargs)
 
-        kind.__call__ = __call__
-        self._patched.append((kind, call, __call__))
+        self._replaced.put(kind, "__call__", __call__)
         wrapper = getattr(torch, "_TorchCompileWrapper", None)
         if wrapper is not None:
             original = wrapper.__call__
@@ -114,8 +114,7 @@ class GraphListener(Listener):
                         else listener._compiler.other_backend(wrapper, gm, inputs, out)
                     )
 
-            wrapper.__call__ = __call__
-            self._patched.append((wrapper, original, __call__))
+            self._replaced.put(wrapper, "__call__", __call__)
         if self._results is not None:
             self._results.install()
 
@@ -127,9 +126,7 @@ class GraphListener(Listener):
             self.active = False
             if self._results is not None:
                 self._results.finish(self._compiler.switched)
-            for kind, original, replacement in self._patched:
-                if kind.__call__ is replacement:
-                    kind.__call__ = original
+            self._replaced.remove()
             if not self.session.failed:
                 with self.frames.lock:
                     self._regions.close_all()
@@ -374,21 +371,13 @@ class GraphCompiler:
             self.tell_mode(graph, self._write_texts(graph, nodes.readable(gm)))
             return graph
 
-        instrumented = _shown(out, inputs, name, take, self._tell, self._quiet)
+        instrumented = _shown(out, inputs, name, take, self._tell, self._frames.aside)
         if instrumented is None:
             self._tell(
                 "inside-not-seen",
                 f"compiled with the backend {name}: only the boundary of what it made is captured",
             )
         return out if instrumented is None else instrumented
-
-    @contextlib.contextmanager
-    def _quiet(self) -> Iterator[None]:
-        busy, self._frames.thread.busy = self._frames.thread.busy, True
-        try:
-            yield
-        finally:
-            self._frames.thread.busy = busy
 
     def _tell(self, kind: str, text: str) -> None:
         if text not in self._notes:

@@ -17,6 +17,7 @@ import xxhash
 
 from whence import disk
 from whence.frameworks.torch_arrays import canonical, dtype_name, plain, tensors_in
+from whence.instrument.guard import Replacements
 from whence.instrument.process_group import process_group
 from whence.instrument.torch.compiled import inductor_taps as inductor
 from whence.instrument.torch.compiled.collected import find
@@ -38,7 +39,7 @@ class Results:
 
     def __init__(self, folder: Path, off: Sequence[str] = ()) -> None:
         self._folder, self._off = folder, tuple(off)
-        self._patched: list[tuple[Any, Any, Any]] = []
+        self._replaced = Replacements()
         self._lock = threading.Lock()
         self._forget()
 
@@ -64,15 +65,11 @@ class Results:
                 code = original(wrapper, gm, inputs, *args, **kwargs)
             return results._watched(code, gm)
 
-        kind.__call__ = __call__
-        self._patched.append((kind, original, __call__))
+        self._replaced.put(kind, "__call__", __call__)
 
     def remove(self) -> None:
         """Stop watching. Idempotent."""
-        for kind, original, replacement in reversed(self._patched):
-            if kind.__call__ is replacement:
-                kind.__call__ = original
-        self._patched.clear()
+        self._replaced.remove()
 
     def finish(self, switched: Iterable[str] = ()) -> None:
         """Stop watching, and write the digests to the folder. Call it once only. switched: names of

@@ -16,7 +16,6 @@ from whence.frameworks.torch_arrays import tensors_in
 from whence.instrument.call_frames import CallFrames
 from whence.instrument.torch.compiled_boundary import CompiledCodeGuard
 from whence.instrument.torch.list_operators import one_by_one
-from whence.instrument.torch.modes import NoFunctions
 from whence.instrument.torch.program_cache import ProgramWriter
 from whence.instrument.torch.program_recorder import Recorder
 from whence.instrument.torch.tensor_identity import TensorRegistry
@@ -97,13 +96,8 @@ class CodeRegion:
         """Record a tensor that the code reads, in its present state. None inside whence's own
         code.
         """
-        thread = self._frames.thread
-        if thread.busy:
+        if self._frames.thread.busy:
             return None
-        thread.busy = True
-        try:
-            with self._frames.lock, NoFunctions():
-                number, edge, _ = self._registry.record_of(tensor, slot, call)
-                return Ref(slot, number, edge)
-        finally:
-            thread.busy = False
+        with self._frames.recording():
+            number, edge, _ = self._registry.record_of(tensor, slot, call)
+            return Ref(slot, number, edge)

@@ -21,7 +21,7 @@ import torch
 
 from whence.frameworks.torch_arrays import NAMES, tensors_in
 from whence.instrument.call_frames import CallFrames
-from whence.instrument.guard import put_back
+from whence.instrument.guard import Replacements
 from whence.instrument.session import Session
 from whence.instrument.torch.list_operators import UNSCALES
 from whence.instrument.torch.operand_table import layout
@@ -246,7 +246,7 @@ class GradientChanges:
         self._norm: tuple[Any, float] = None, 0.0
         # (key, program) of the last step: most steps do the same as the one before.
         self._last: tuple[Any, Recording] = None, Recording(None, [], "")
-        self._undo: list[tuple[Any, str, Any, Any]] = []
+        self._replaced = Replacements()
 
     # ---- settings of clipping
 
@@ -279,8 +279,7 @@ class GradientChanges:
             self._frames.guarded(lambda: note(signature.bind(*args, **kwargs).arguments, out))
             return out
 
-        setattr(module, name, wrapper)
-        self._undo.append((module, name, wrapper, previous))
+        self._replaced.put(module, name, wrapper)
 
     def _norm_of(self, given: dict[str, Any], norm: Any) -> None:
         self._norm = norm, float(given.get("norm_type", 2.0))
@@ -299,7 +298,7 @@ class GradientChanges:
 
     def remove(self) -> None:
         """Restore the wrapped functions, except those that another tool has wrapped."""
-        put_back(self._undo)
+        self._replaced.remove()
         self.clear()
         self._left.clear()
 

@@ -11,13 +11,14 @@ import itertools
 import threading
 import weakref
 from collections import defaultdict, deque
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
 
 from whence.frameworks.torch_arrays import NAMES
 from whence.instrument.call_frames import CallFrames
+from whence.instrument.guard import Replacements
 from whence.instrument.session import Session
 from whence.instrument.torch.before_steps import call_before_steps
 from whence.instrument.torch.compiled_boundary import CompiledCodeGuard, inside
@@ -687,8 +688,7 @@ class BackwardPasses:
         self._session, self._frames, self._calls, self._sums = session, frames, calls, sums
         self._loss, self._sharded, self._changes = loss, sharded, changes
         self._waiting, self._recomputed = WaitingCalls(), _Recomputed()
-        self._previous: Callable[..., Any] | None = None
-        self._wrapper: Callable[..., Any] | None = None
+        self._replaced = Replacements()
         self._told = False
         self._running: list[_Pass] = []
 
@@ -740,7 +740,7 @@ class BackwardPasses:
 
     def install(self) -> None:
         """Start observing backward passes by wrapping `torch.autograd.backward`."""
-        previous = self._previous = torch.autograd.backward
+        previous = torch.autograd.backward
 
         def backward(
             tensors: Any,
@@ -759,13 +759,11 @@ class BackwardPasses:
                 if begun is not None:
                     self._after(begun, create_graph if retain_graph is None else retain_graph)
 
-        self._wrapper = backward
-        torch.autograd.backward = backward
+        self._replaced.put(torch.autograd, "backward", backward)
 
     def remove(self) -> None:
         """Stop observing. If another tool has wrapped the wrapper, it stays in place."""
-        if self._previous is not None and torch.autograd.backward is self._wrapper:
-            torch.autograd.backward = self._previous
+        self._replaced.remove()
         self._waiting.clear()
 
     def _before(self, tensors: Any, gradients: Any) -> _Pass | _PassWithin | None:
