@@ -22,7 +22,7 @@ import torch
 import whence
 from whence import judge
 from whence.errors import UsageError
-from whence.instrument.engines.effect import Effects, Words, neutral_values
+from whence.instrument.engines.effect import Observer, Words, neutral_values
 from whence.instrument.engines.values import of_array
 from whence.instrument.framework import owner_of
 from whence.instrument.onnxruntime import insides, native_sessions
@@ -579,13 +579,21 @@ def test_values_that_fail_together_are_left_out_and_the_rest_is_shown():
     """As where a node in blocks of channels cannot be brought into plain order."""
     result = of_array(np.ones(3, np.float32))
 
-    def run(model, values):
-        if "broken" in values:
-            raise RuntimeError("ReorderOutput: channels")
-        return {name: [(name, result)] for name in ("y", *values)}
+    class Shows(Observer):
+        WORDS = Words("the session alone", "another graph")
 
-    effects = Effects(["a", "broken", "b"], list, Words("the session alone", "another graph"))
-    shown, effect = effects.results(run, {"y": result})
+        def make(self, values):
+            return list(values)
+
+        def run(self, model, step, values):
+            if "broken" in values:
+                raise RuntimeError("ReorderOutput: channels")
+            return {name: [(name, result)] for name in ("y", *values)}
+
+        def recorded(self):
+            pass
+
+    shown, effect = Shows(["a", "broken", "b"]).results(None, {"y": result})
     assert list(shown) == ["y", "a", "b"]
     assert effect is not None and effect.unseen == ("broken",)
     assert "fails (RuntimeError: ReorderOutput: channels); 2 values can be shown" in effect.text
@@ -601,7 +609,7 @@ def test_a_failure_of_ours_ends_the_capture_only(tmp_path, monkeypatch, capsys):
     def fail(*_, **__):
         raise KeyError("ours")
 
-    monkeypatch.setattr(insides.Observer, "results", fail)
+    monkeypatch.setattr(insides.SessionObserver, "results", fail)
     run, results = captured(tmp_path, session_of(made), feeds, feeds)
     assert alike(results[1][0], expected[0])
     assert len([c for c in run.calls if c.scope == ""]) == 2

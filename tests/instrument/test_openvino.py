@@ -444,7 +444,7 @@ def test_tensors_that_the_program_set(place):
 def test_outputs_that_change_the_results_are_left_out(place, monkeypatch):
     """A model that is disturbed where the value n is shown."""
     path, feeds = saved(place, "attention")
-    plain = models.Observer._run
+    plain = models.ModelObserver.run
 
     def disturbed(self, request, given, shown):
         out = plain(self, request, given, shown)
@@ -453,7 +453,7 @@ def test_outputs_that_change_the_results_are_left_out(place, monkeypatch):
             seen.array()[...] += np.float32(0.5)
         return out
 
-    monkeypatch.setattr(models.Observer, "_run", disturbed)
+    monkeypatch.setattr(models.ModelObserver, "run", disturbed)
     alone = values(compiled(path)(feeds))
     with Captured(place / "run") as captured:
         assert alike(alone, values(compiled(path)(feeds)))

@@ -5,6 +5,7 @@ without a change.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -52,38 +53,44 @@ class Words(NamedTuple):
     again: str
 
 
-class Effects:
+class Observer(ABC):
     """Shows values of one model through a second model with added outputs, and measures the effect.
 
-    values: to show, in graph order; reduced once values that change the results are known. make:
-    makes a model that shows the given values.
+    WORDS: for an engine's models. values: to show, in graph order; reduced once values that change
+    the results are known.
     """
 
-    def __init__(
-        self, values: Sequence[str], make: Callable[[Sequence[str]], Any], words: Words
-    ) -> None:
-        self.values, self._make, self._words = list(values), make, words
+    WORDS: Words
+
+    def __init__(self, values: Sequence[str]) -> None:
+        self.values = list(values)
         self._model: Any = None
         self._measured = False
 
-    def results(
-        self, run: Callable[[Any, Sequence[str]], Shown], results: Results
-    ) -> tuple[Shown, Effect | None]:
-        """(values by name, the effect if it is new) of one run.
+    @abstractmethod
+    def make(self, values: Sequence[str]) -> Any:
+        """A model that shows these values."""
 
-        run: called with a model of `make` and the values it shows; returns these values and the
-        model's results. Calling it again gives the same. results: of the program's own model.
+    @abstractmethod
+    def run(self, model: Any, step: Any, values: Sequence[str]) -> Shown:
+        """The values that a model of `make` shows in a step, and its results. Calling it again
+        gives the same.
+        """
+
+    def results(self, step: Any, results: Results) -> tuple[Shown, Effect | None]:
+        """(values by name, the effect if it is new) of one step. results: of the program's own
+        model.
         """
         try:
             if self._model is None:
-                self._model = self._make(self.values)
-            shown = run(self._model, self.values)
+                self._model = self.make(self.values)
+            shown = self.run(self._model, step, self.values)
         except Exception as error:  # what an engine raises has many types
             if self._measured:
                 raise
             self._measured = True
-            effect = self._narrow(run, results, f"adding all outputs fails ({raised(error)})")
-            return run(self._model, self.values), effect
+            effect = self._narrow(step, results, f"adding all outputs fails ({raised(error)})")
+            return self.run(self._model, step, self.values), effect
         change = difference(results, shown)
         if self._measured:
             if change is None:
@@ -91,27 +98,29 @@ class Effects:
             return shown, Effect(f"the results of this step differ in {change}")
         self._measured = True
         if change is None:
-            return shown, Effect(f"none: the results are bit-equal to those of {self._words.alone}")
-        effect = self._narrow(run, results, f"adding all outputs changes the results in {change}")
-        return run(self._model, self.values), effect
+            return shown, Effect(f"none: the results are bit-equal to those of {self.WORDS.alone}")
+        effect = self._narrow(step, results, f"adding all outputs changes the results in {change}")
+        return self.run(self._model, step, self.values), effect
+
+    @abstractmethod
+    def recorded(self) -> None:
+        """Called after all nodes of a step are recorded."""
 
     def close(self) -> None:
         """Release the model. Idempotent."""
         self._model = None
 
-    def _narrow(
-        self, run: Callable[[Any, Sequence[str]], Shown], results: Results, happens: str
-    ) -> Effect:
+    def _narrow(self, step: Any, results: Results, happens: str) -> Effect:
         """Reduce the values to those that can be shown without a change, because showing all
         changes the results or fails. happens: which of the two, in words.
         """
-        bare = self._make([])
-        first = run(bare, [])
+        bare = self.make([])
+        first = self.run(bare, step, [])
         if (own := difference(results, first)) is not None:
             again = difference(
-                {n: s for members in first.values() for n, s in members}, run(bare, [])
+                {n: s for members in first.values() for n, s in members}, self.run(bare, step, [])
             )
-            why = "the graph computes something else each time" if again else self._words.again
+            why = "the graph computes something else each time" if again else self.WORDS.again
             return Effect(
                 f"{why}, also without an added output: the results differ in {own}; what is shown "
                 "inside is of that graph"
@@ -119,13 +128,13 @@ class Effects:
 
         def is_neutral(values: Sequence[str]) -> bool:
             try:
-                return difference(results, run(self._make(values), values)) is None
+                return difference(results, self.run(self.make(values), step, values)) is None
             except Exception:  # noqa: BLE001 - what an engine raises has many types
                 return False
 
         shown = neutral_values(self.values, is_neutral)
         unseen = tuple(value for value in self.values if value not in set(shown))
-        self.values, self._model = shown, self._make(shown)
+        self.values, self._model = shown, self.make(shown)
         return Effect(
             f"{happens}; "
             f"{counted(len(shown), 'value')} can be shown without a change, "

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import msgspec
 import numpy as np
 
-from whence.instrument.call_frames import count
+from whence.instrument.call_frames import Root, count
 from whence.instrument.engines.effect import Effect, Shown
-from whence.instrument.engines.roots import ModelRoot
 from whence.instrument.engines.tensors import FindExternal, Taken, Tensors
 from whence.instrument.engines.values import Seen, of_array
 from whence.instrument.session import Origin, Session
@@ -22,6 +21,16 @@ from whence.records.marks import OBSERVER, Mark
 from whence.records.slots import is_input
 
 _LISTED = 8  # values in a note
+
+
+class ModelRoot(Root):
+    """A root that is a model of an engine. model: its file, by which a new model of the same file
+    is recognised.
+    """
+
+    def __init__(self, name: str, model: str) -> None:
+        super().__init__(name, lambda: None)
+        self.model, self.steps = model, 0
 
 
 class NodeForm(msgspec.Struct, frozen=True):
@@ -56,7 +65,8 @@ class StepInProgress:
 
 class Watched(ABC):
     """Records the runs of one model. KIND: op_type of its calls. NO_PROGRAM: why its nodes have no
-    program.
+    program. inside: what the engine knows of its graph, with `plan.nodes` in order of execution and
+    the `observer` that shows their values; None where only inputs and outputs are recorded.
     """
 
     KIND = ""
@@ -64,25 +74,11 @@ class Watched(ABC):
 
     def __init__(self, session: Session, tensors: Tensors, root: ModelRoot) -> None:
         self.session, self.tensors, self.root = session, tensors, root
+        self.inside: Any = None
         self.parameters: dict[str, int] = {}
         self._told_changes, self._changed = False, 0
 
     # ---- what an engine says of its models
-
-    @property
-    @abstractmethod
-    def nodes(self) -> Sequence[NodeForm] | None:
-        """The nodes inside in order of execution; None where only inputs and outputs are
-        recorded.
-        """
-
-    @abstractmethod
-    def show(
-        self, step: StepInProgress, results: Mapping[str, Seen]
-    ) -> tuple[Shown, Effect | None]:
-        """(values of the graph by name, the observer effect if it is new) of a step. results: by
-        slot.
-        """
 
     @abstractmethod
     def constant(
@@ -95,14 +91,6 @@ class Watched(ABC):
     def why_hidden(self, value: str) -> str:
         """Why a value of the graph can never be shown, "" for one that can."""
         return ""
-
-    @abstractmethod
-    def recorded(self) -> None:
-        """Called after all nodes of a step are recorded."""
-
-    @abstractmethod
-    def close_inside(self) -> None:
-        """Release the model that shows the inside. Idempotent."""
 
     # ---- a step
 
@@ -167,23 +155,25 @@ class Watched(ABC):
                 self.root.name,
             )
         self._changed = 0
-        self.close_inside()
+        inside, self.inside = self.inside, None
+        if inside is not None:
+            inside.observer.close()
 
     def is_observed(self, step: int) -> bool:
         """Whether the nodes of this step are recorded."""
-        return self.nodes is not None and holds(self.session.options.ranges, step)
+        return self.inside is not None and holds(self.session.options.ranges, step)
 
     # ---- nodes
 
     def _nodes(self, step: StepInProgress, results: Mapping[str, Seen]) -> int:
         """Run the second model and write a call for each node. Returns the number of calls."""
-        session, nodes = self.session, self.nodes
-        if nodes is None:
+        session, inside = self.session, self.inside
+        if inside is None:
             return 0
         if session.selector.only is not None and step.step not in session.selector.only:
             return 0
         try:
-            shown, effect = self.show(step, results)
+            shown, effect = inside.observer.results(step, results)
         except Exception as error:  # noqa: BLE001 - what an engine raises has many types
             text = f"the graph beside the session cannot be run: {raised(error)}"
             session.note("inside-not-seen", text, self.root.name, aloud=True)
@@ -191,9 +181,10 @@ class Watched(ABC):
             return 0
         self._tell(effect, step.step)
         counts: dict[str, int] = {}
+        nodes = inside.plan.nodes
         for place, form in enumerate(nodes, 1):
             self._node(step, form, place, shown, counts)
-        self.recorded()
+        inside.observer.recorded()
         return len(nodes)
 
     def _tell(self, effect: Effect | None, step: int) -> None:
@@ -318,3 +309,65 @@ class Watched(ABC):
         origin = Origin(origin.scope, slot, origin.op_type, origin.keep)
         record = self.parameters[key] = self.tensors.parameter(constant[0], origin, constant[1])
         return record, ""
+
+
+def only_boundary(session: Session, why: str, root: str) -> None:
+    """Note why the inside of a model is not recorded."""
+    text = f"only inputs and outputs are recorded: {why}"
+    session.note("inside-not-seen", text, root, aloud=True)
+
+
+ROOT = "model"
+"""The root of the first model."""
+
+
+class Registry:
+    """The models of a program that are observed, each with its root, by a key of the engine.
+
+    own: makes the context in which code of the listener runs. observes: whether the inside of
+    models is recorded, not only what they are given and return.
+    """
+
+    def __init__(self, session: Session, own: Callable[[], Any]) -> None:
+        self._session, self._own = session, own
+        is_inner = session.options.level not in ("io", "logits")
+        self.observes = is_inner and session.options.max_depth != 0
+        self._watched: dict[Any, Any] = {}
+        self._roots: list[ModelRoot] = []
+        self._begun = False
+
+    def begin(self) -> bool:
+        """Called before a model is observed. Returns whether this process is captured."""
+        if not self._begun:
+            self._begun = True
+            self._session.begin()
+        return not self._session.failed
+
+    def root(self, owner: Any, model: str) -> ModelRoot:
+        """The root for a model; the root of an earlier model of the same file that is gone is
+        continued, with its step count.
+        """
+        for root in self._roots:
+            current = root.ref()
+            if current is owner or (current is None and root.model == model):
+                return root
+        root = ModelRoot(ROOT if not self._roots else f"{ROOT}#{len(self._roots)}", model)
+        self._roots.append(root)
+        return root
+
+    def gone(self, key: Any, watched: Watched) -> None:
+        """Called when a model of the program is gone."""
+        if self._watched.get(key) is watched:
+            del self._watched[key]
+            with self._own():
+                watched.close()
+
+    def close(self) -> None:
+        """Release all models. Idempotent."""
+        for watched in list(self._watched.values()):
+            watched.close()
+        self.forget()
+
+    def forget(self) -> None:
+        """Forget all models: in a forked child, where second models belong to the parent."""
+        self._watched.clear()

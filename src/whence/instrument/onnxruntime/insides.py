@@ -11,11 +11,12 @@ from typing import Any, NamedTuple
 
 from whence.instrument.engines.tensors import FindExternal
 from whence.instrument.engines.wanted import wanted_values
+from whence.instrument.engines.watched import only_boundary
 from whence.instrument.onnxruntime import native_sessions
 from whence.instrument.onnxruntime import settings as session_facts
 from whence.instrument.onnxruntime.graph_plan import GraphPlan, planned
 from whence.instrument.onnxruntime.native_sessions import SavedGraph
-from whence.instrument.onnxruntime.observer import Observer
+from whence.instrument.onnxruntime.observer import SessionObserver
 from whence.instrument.onnxruntime.watched import Inside
 from whence.instrument.session import Session
 from whence.instrument.wording import counted, raised
@@ -53,27 +54,17 @@ def open_inside(
         plan = planned(model, original, lambda tensor: _array(reading, tensor, saved.folder))
     except Exception as error:  # noqa: BLE001 - what the runtime raises has many types
         saved.close()
-        session.note(
-            "inside-not-seen",
-            f"only inputs and outputs are recorded: the optimised graph cannot be had "
-            f"({raised(error)})",
-            root,
-            aloud=True,
-        )
+        only_boundary(session, f"the optimised graph cannot be had ({raised(error)})", root)
         return None
     if plan.draws:
         saved.close()
-        session.note(
-            "inside-not-seen",
-            f"only inputs and outputs are recorded: {', '.join(plan.draws)} draws random numbers, "
-            "and a session beside draws others",
-            root,
-            aloud=True,
-        )
+        drawn = ", ".join(plan.draws)
+        why = f"{drawn} draws random numbers, and a session beside draws others"
+        only_boundary(session, why, root)
         return None
     _note_limits(session, plan, root)
     wanted = wanted_values(session, plan.nodes, plan.outputs, plan.constants)
-    observer = Observer(python_session, saved, plan, wanted)
+    observer = SessionObserver(python_session, saved, plan, wanted)
     find = reading.weights(original, path) if path and original is not None else None
 
     def initializer(name: str) -> Any:
@@ -84,7 +75,7 @@ def open_inside(
             else reading.elements(tensor, str(saved.folder))
         )
 
-    return Inside(plan, observer, initializer, find, observer.close)
+    return Inside(plan, observer, initializer, find)
 
 
 def _note_limits(session: Session, plan: GraphPlan, root: str) -> None:

@@ -19,9 +19,9 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from whence.instrument.engines.roots import Roots
 from whence.instrument.engines.tensors import Tensors
 from whence.instrument.engines.values import Seen
+from whence.instrument.engines.watched import Registry
 from whence.instrument.engines.wrapping import Wrappers
 from whence.instrument.onnxruntime import in_float, native_sessions
 from whence.instrument.onnxruntime import settings as session_facts
@@ -321,54 +321,45 @@ class _Bindings:
         self._outputs.pop(binding, None)
 
 
-class _Registry:
-    """Sessions by identity. guard: makes the context in which code of the listener runs. folder:
-    of the run, where graphs are saved for a moment. reading: what reads ONNX files.
+class _Registry(Registry):
+    """Sessions by identity. folder: of the run, where graphs are saved for a moment. reading: what
+    reads ONNX files.
     """
 
     def __init__(
-        self, session: Session, guard: Callable[[], Any], reading: Reading, folder: str
+        self, session: Session, own: Callable[[], Any], reading: Reading, folder: str
     ) -> None:
-        self._session, self._guard, self._reading, self._folder = session, guard, reading, folder
-        # else only what a session is given and returns
-        observes = session.options.level not in ("io", "logits")
-        self._observes = observes and session.options.max_depth != 0
+        super().__init__(session, own)
+        self._reading, self._folder = reading, folder
         self._tensors = Tensors(session)
-        self._watched: dict[int, tuple[Callable[[], Any], WatchedSession]] = {}
-        self._disabled: dict[int, tuple[str, ...]] = {}
-        self._roots = Roots()
-        self._begun = False
 
     def known(self, python_session: Any) -> WatchedSession | None:
         """The observed session, None if it is not observed yet. If the program has changed its
         providers, the session is observed anew.
         """
-        entry = self._watched.get(id(python_session))
-        if entry is None or entry[0]() is not python_session:
+        watched: WatchedSession | None = self._watched.get(id(python_session))
+        if watched is None or watched.root.ref() is not python_session:
             return None
-        if entry[1].native is python_session._sess:
-            return entry[1]
-        entry[1].close()  # the program changed its providers: it is made anew
-        return self.adopt(python_session, self._disabled.get(id(python_session), ()))
+        if watched.native is python_session._sess:
+            return watched
+        watched.close()  # the program changed its providers: it is made anew
+        return self.adopt(python_session, watched.disabled)
 
     def adopt(self, python_session: Any, disabled: tuple[str, ...] = ()) -> WatchedSession | None:
         """Start observing a session; None where this process is not to be captured. disabled: names
         of optimisers that the program switched off.
         """
         session = self._session
-        if not self._begun:
-            self._begun = True
-            session.begin()
-        if session.failed:
+        if not self.begin():
             return None
         disabled = tuple(dict.fromkeys((*disabled, *session.options.disabled_optimizers)))
         path = session_facts.model_path(python_session)
-        root = self._roots.of(python_session, os.path.basename(path) or "(bytes)")  # noqa: PTH119
-        watched = WatchedSession(session, self._tensors, root, python_session)
+        root = self.root(python_session, os.path.basename(path) or "(bytes)")  # noqa: PTH119
+        watched = WatchedSession(session, self._tensors, root, python_session, disabled)
         original = self._original(python_session, path, root.name)
         facts = session_facts.of_session(python_session, original, disabled)
         session.note("settings", msgspec.json.encode(facts).decode(), root.name)
-        if self._observes:
+        if self.observes:
             watched.inside = open_inside(
                 session,
                 self._reading,
@@ -378,35 +369,10 @@ class _Registry:
                 set(disabled),
                 root.name,
             )
-        self._remember(python_session, watched, disabled)
-        return watched
-
-    def close(self) -> None:
-        """Release all sessions. Idempotent."""
-        for _, watched in list(self._watched.values()):
-            watched.close()
-        self._watched.clear()
-
-    def forget(self) -> None:
-        """In a forked child: sessions beside the program's belong to the parent."""
-        self._watched.clear()
-
-    def _remember(
-        self, python_session: Any, watched: WatchedSession, disabled: tuple[str, ...]
-    ) -> None:
         place = id(python_session)
-
-        def gone(ref: Any) -> None:
-            entry = self._watched.get(place)
-            if entry is not None and entry[0] is ref:
-                del self._watched[place]
-                self._disabled.pop(place, None)
-                with self._guard():
-                    entry[1].close()
-
-        ref = weakref.ref(python_session, gone)
-        watched.root.ref = ref
-        self._watched[place], self._disabled[place] = (ref, watched), disabled
+        root.ref = weakref.ref(python_session, lambda _: self.gone(place, watched))
+        self._watched[place] = watched
+        return watched
 
     def _original(self, python_session: Any, path: str, root: str) -> Any:
         """The user's model as its file has it, None where that cannot be read."""

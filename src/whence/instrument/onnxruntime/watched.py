@@ -15,16 +15,14 @@ from typing import Any, NamedTuple, cast
 
 import numpy as np
 
-from whence.instrument.engines.effect import Effect, Shown
-from whence.instrument.engines.roots import ModelRoot
+from whence.instrument.engines.effect import Shown
 from whence.instrument.engines.tensors import FindExternal, Tensors
 from whence.instrument.engines.values import Seen, of_array
+from whence.instrument.engines.watched import ModelRoot, StepInProgress, Watched
 from whence.instrument.engines.watched import NodeForm as AnyForm
-from whence.instrument.engines.watched import StepInProgress, Watched
 from whence.instrument.onnxruntime.blocked_values import Convolution
 from whence.instrument.onnxruntime.graph_plan import GraphPlan, NodeForm
 from whence.instrument.onnxruntime.model_edits import one_reorder
-from whence.instrument.onnxruntime.observer import Observer
 from whence.instrument.onnxruntime.values import seen_values
 from whence.instrument.session import Session
 from whence.records.marks import EngineModel
@@ -36,10 +34,9 @@ class Inside(NamedTuple):
     """
 
     plan: GraphPlan
-    observer: Observer
+    observer: Any
     initializer: Callable[[str], Any]
     find: FindExternal | None
-    close: Callable[[], None]
 
 
 class RunInProgress(StepInProgress):
@@ -55,16 +52,21 @@ class RunInProgress(StepInProgress):
 
 
 class WatchedSession(Watched):
-    """Records the runs of one session. inside: None where only inputs and outputs are taken."""
+    """Records the runs of one session. disabled: names of optimisers that it does without."""
 
     KIND = EngineModel.ONNX_RUNTIME.value
     NO_PROGRAM = "nodes of ONNX are not recorded as programs"
 
     def __init__(
-        self, session: Session, tensors: Tensors, root: ModelRoot, python_session: Any
+        self,
+        session: Session,
+        tensors: Tensors,
+        root: ModelRoot,
+        python_session: Any,
+        disabled: tuple[str, ...],
     ) -> None:
         super().__init__(session, tensors, root)
-        self.inside: Inside | None = None
+        self.disabled = disabled
         self._input_types = {v.name: str(v.type) for v in python_session.get_inputs()}
         self.output_names = [v.name for v in python_session.get_outputs()]
         # of the runtime itself: another one when the program changes providers
@@ -108,42 +110,17 @@ class WatchedSession(Watched):
 
     # ---- nodes
 
-    @property
-    def nodes(self) -> Sequence[AnyForm] | None:
-        """The nodes of the optimised graph."""
-        return None if self.inside is None else self.inside.plan.nodes
-
-    def show(
-        self, step: StepInProgress, results: Mapping[str, Seen]
-    ) -> tuple[Shown, Effect | None]:
-        """Run the second session."""
-        assert self.inside is not None
-        run = cast(RunInProgress, step)
-        return self.inside.observer.results(run.feeds, run.names, run.run_options, results)
-
     def why_hidden(self, value: str) -> str:
         """Why a value cannot be brought into its plain form."""
         if self.inside is None or value not in self.inside.observer.hidden:
             return ""
         return "it lies in blocks of channels, and how many channels it has is not known"
 
-    def recorded(self) -> None:
-        """Delete the saved graph, which is not needed any more."""
-        if self.inside is not None:
-            self.inside.observer.measured()
-
-    def close_inside(self) -> None:
-        """Release the second session. Idempotent."""
-        inside, self.inside = self.inside, None
-        if inside is not None:
-            inside.close()
-
     def constant(
         self, form: AnyForm, name: str, shown: Shown
     ) -> tuple[Seen, FindExternal | None] | None:
         """An initialiser, or a value that nodes compute from initialisers alone."""
-        inside = self.inside
-        assert inside is not None
+        inside: Inside = self.inside
         if name in inside.plan.constants:
             return (shown[name][0][1], inside.find) if name in shown else None
         convolution = cast(NodeForm, form).convolution

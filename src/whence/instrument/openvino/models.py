@@ -13,20 +13,26 @@ import weakref
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
 
 from whence.dtypes import unit_roundoff
 from whence.frameworks.onnx_names import scope_of
-from whence.instrument.engines.effect import Effect, Effects, Results, Shown, Words
+from whence.instrument.engines.effect import Observer, Shown, Words
 from whence.instrument.engines.files import facts_of_bytes, facts_of_file, files_beside
-from whence.instrument.engines.roots import ModelRoot, Roots
 from whence.instrument.engines.tensors import Tensors
 from whence.instrument.engines.values import Seen
 from whence.instrument.engines.wanted import wanted_values
-from whence.instrument.engines.watched import NodeForm, StepInProgress, Watched
+from whence.instrument.engines.watched import (
+    ModelRoot,
+    NodeForm,
+    Registry,
+    StepInProgress,
+    Watched,
+    only_boundary,
+)
 from whence.instrument.engines.wrapping import Wrappers
 from whence.instrument.openvino.source_graph import SourceGraph, SourceNode, source_graph
 from whence.instrument.openvino.values import dtype_of, form_of, of_bytes, of_tensor, port_name
@@ -354,32 +360,25 @@ _EARLIER = (
 )
 
 
-class _Registry:
+class _Registry(Registry):
     """Compiled models by their first output, which every Python object of one model shares.
 
-    own: makes the context in which code of the listener runs. read_onnx(path or bytes): a model of
-    ONNX, as the readers have it.
+    read_onnx(path or bytes): a model of ONNX, as the readers have it.
     """
 
     def __init__(
         self, session: Session, own: Callable[[], Any], read_onnx: Callable[[Any], Any]
     ) -> None:
-        self._session, self._own, self._read_onnx = session, own, read_onnx
-        # at other levels only inputs and results are recorded
-        observes = session.options.level not in ("io", "logits")
-        self.observes = observes and session.options.max_depth != 0
-        self._tensors = Tensors(session)
-        self._watched: dict[str, WatchedModel] = {}
+        super().__init__(session, own)
+        self._read_onnx, self._tensors = read_onnx, Tensors(session)
         self._holders: dict[str, set[int]] = {}
-        self._roots = Roots()
-        self._begun = False
 
     def known(self, request: Any, holder: Any) -> WatchedModel | None:
         """The observed model of a request, None if it is not observed yet. holder: the object of
         the program that keeps the request: the request itself or a queue.
         """
         key = _key(request)
-        watched = self._watched.get(key)
+        watched: WatchedModel | None = self._watched.get(key)
         if watched is not None:
             self._hold(key, holder)
         return watched
@@ -389,13 +388,10 @@ class _Registry:
         a copy of the model it was compiled from, None if unknown.
         """
         session = self._session
-        if not self._begun:
-            self._begun = True
-            session.begin()
-        if session.failed:
+        if not self.begin():
             return None
         key = _key(compiled_model)
-        root = self._roots.of(compiled_model, name_of(how))
+        root = self.root(compiled_model, name_of(how))
         watched = WatchedModel(session, self._tensors, root, compiled_model)
         root.ref = lambda: self._watched.get(key)
         graph = None if source is None else source_graph(source, self._first_values(how))
@@ -407,15 +403,9 @@ class _Registry:
         self._hold(key, compiled_model)
         return watched
 
-    def close(self) -> None:
-        """Release all models. Idempotent."""
-        for watched in list(self._watched.values()):
-            watched.close()
-        self.forget()
-
     def forget(self) -> None:
-        """Forget all models in a forked child: second models belong to the parent."""
-        self._watched.clear()
+        """Forget all models."""
+        super().forget()
         self._holders.clear()
 
     def _hold(self, key: str, holder: Any) -> None:
@@ -425,15 +415,13 @@ class _Registry:
         if place in holders:
             return
         holders.add(place)
+        watched = self._watched[key]
 
         def gone() -> None:
             holders.discard(place)
             if not holders and self._holders.get(key) is holders:
                 del self._holders[key]
-                watched = self._watched.pop(key, None)
-                if watched is not None:
-                    with self._own():
-                        watched.close()
+                self.gone(key, watched)
 
         weakref.finalize(holder, gone).atexit = False
 
@@ -444,23 +432,24 @@ class _Registry:
         seen.
         """
         if source is None:
-            self._unseen(_EARLIER, root)
+            only_boundary(self._session, _EARLIER, root)
             return None
         if graph.draws:
             drawn = ", ".join(graph.draws)
             why = f"{drawn} draws random numbers, and a model beside draws others"
-            self._unseen(why, root)
+            only_boundary(self._session, why, root)
             return None
         try:
             names = {node.friendly for node in graph.nodes}
             plan = planned(graph, executed(compiled_model.get_runtime_model(), names))
         except Exception as error:  # noqa: BLE001 - what devices raise has many types
-            self._unseen(f"what it executes cannot be had ({raised(error)})", root)
+            why = f"what it executes cannot be had ({raised(error)})"
+            only_boundary(self._session, why, root)
             return None
         outputs = {port_name(p, k) for k, p in enumerate(source.outputs)}
         outputs |= {graph.nodes[place].names[port] for place, port in graph.ends}
         wanted = wanted_values(self._session, plan.nodes, outputs)
-        return Inside(graph, source, plan, Observer(how, source, plan, wanted))
+        return Inside(source, plan, ModelObserver(how, source, plan, wanted))
 
     def _first_values(self, how: Compiled) -> dict[str, str]:
         """For an ONNX file: name of a value -> name of the first output of the same node."""
@@ -472,10 +461,6 @@ class _Registry:
             return {}
         made = [[v for v in node.outputs if v] for node in nodes]
         return {value: values[0] for values in made for value in values}
-
-    def _unseen(self, why: str, root: str) -> None:
-        text = f"only inputs and outputs are recorded: {why}"
-        self._session.note("inside-not-seen", text, root, aloud=True)
 
 
 def _key(holder: Any) -> str:
@@ -496,10 +481,9 @@ STATE = "state."
 class Inside(NamedTuple):
     """The graph that a model was compiled from. model: the uncompiled model."""
 
-    source: SourceGraph
     model: Any
     plan: GraphPlan
-    observer: Observer
+    observer: ModelObserver
 
 
 class InferInProgress(StepInProgress):
@@ -525,7 +509,6 @@ class WatchedModel(Watched):
         self, session: Session, tensors: Tensors, root: ModelRoot, compiled_model: Any
     ) -> None:
         super().__init__(session, tensors, root)
-        self.inside: Inside | None = None
         self._inputs = [port_name(p, k) for k, p in enumerate(compiled_model.inputs)]
         self._outputs = [port_name(p, k) for k, p in enumerate(compiled_model.outputs)]
 
@@ -561,31 +544,8 @@ class WatchedModel(Watched):
 
     # ---- nodes
 
-    @property
-    def nodes(self) -> Sequence[NodeForm] | None:
-        """The nodes that the device executes."""
-        return None if self.inside is None else self.inside.plan.nodes
-
-    def show(
-        self, step: StepInProgress, results: Mapping[str, Seen]
-    ) -> tuple[Shown, Effect | None]:
-        """Run the second model."""
-        assert self.inside is not None
-        infer = cast(InferInProgress, step)
-        return self.inside.observer.results(Given(infer.inputs, infer.states), results)
-
-    def recorded(self) -> None:
-        """Nothing to release after the first step."""
-
-    def close_inside(self) -> None:
-        """Release the second model. Idempotent."""
-        inside, self.inside = self.inside, None
-        if inside is not None:
-            inside.observer.close()
-
     def constant(self, form: NodeForm, name: str, shown: Shown) -> tuple[Seen, None]:
         """A constant of the source."""
-        assert self.inside is not None
         return _constant(self.inside, name), None
 
 
@@ -613,48 +573,23 @@ def _is_set(tensor: Any) -> bool:
 #
 # Only values that the device holds in memory anyway are added, so that fused nodes stay fused.
 
-_WORDS = Words("the model alone", "the model compiled again computes something else")
 
-
-class Given(NamedTuple):
-    """The inputs of a step. inputs: tensors by place. states: tensors by name of the variable; None
-    where the variables have the values of a new request.
-    """
-
-    inputs: Mapping[int, Any]
-    states: Mapping[str, Any] | None
-
-
-class Observer:
+class ModelObserver(Observer):
     """Runs a second model beside the program's own. source: a copy of the uncompiled model that
     nobody changes. values: to show, in graph order.
     """
 
+    WORDS = Words("the model alone", "the model compiled again computes something else")
+
     def __init__(self, how: Compiled, source: Any, plan: GraphPlan, values: Sequence[str]) -> None:
+        super().__init__(values)
         self._how, self._source, self._plan = how, source, plan
-        self._effects = Effects(values, self._make, _WORDS)
         self._names = [port_name(p, k) for k, p in enumerate(source.outputs)]
 
-    @property
-    def values(self) -> list[str]:
-        """The names of the values that are shown."""
-        return self._effects.values
+    def recorded(self) -> None:
+        """Nothing to release after the first step."""
 
-    def results(self, given: Given, results: Results) -> tuple[Shown, Effect | None]:
-        """(values by name, the observer effect if it is new) of one step. results: of the program's
-        own model.
-        """
-
-        def run(request: Any, values: Sequence[str]) -> Shown:
-            return self._run(request, given, values)
-
-        return self._effects.results(run, results)
-
-    def close(self) -> None:
-        """Let go of the model. Idempotent."""
-        self._effects.close()
-
-    def _make(self, values: Sequence[str]) -> Any:
+    def make(self, values: Sequence[str]) -> Any:
         """Compile the model with these values as outputs and create a request."""
         variant = self._source.clone()
         operators = list(variant.get_ordered_ops())
@@ -667,15 +602,15 @@ class Observer:
         names = [self._how.device] if self._how.device else []
         return self._how.core.compile_model(variant, *names, config).create_infer_request()
 
-    def _run(self, request: Any, given: Given, values: Sequence[str]) -> Shown:
-        states = request.query_state()
-        if states and given.states is None:
-            request.reset_state()
+    def run(self, model: Any, step: InferInProgress, values: Sequence[str]) -> Shown:
+        states = model.query_state()
+        if states and step.states is None:
+            model.reset_state()
         for state in states:
-            if given.states is not None and state.name in given.states:
-                state.state = given.states[state.name]
-        request.infer(dict(given.inputs))
-        tensors = list(request.output_tensors)
+            if step.states is not None and state.name in step.states:
+                state.state = step.states[state.name]
+        model.infer(dict(step.inputs))
+        tensors = list(model.output_tensors)
         # a later run of this request writes over its results
         shown = {
             name: [(name, of_tensor(tensor).kept())] for name, tensor in zip(self._names, tensors)

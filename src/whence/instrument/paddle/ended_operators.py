@@ -7,10 +7,10 @@ from __future__ import annotations
 from typing import Any
 
 from whence.instrument.call_frames import count
+from whence.instrument.engines.watched import ModelRoot
 from whence.instrument.paddle.call_forms import CallForm, OperatorFrame, form_of, refs_of
 from whence.instrument.paddle.program_matching import ProgramMatching
 from whence.instrument.paddle.run_tensors import RunTensors
-from whence.instrument.paddle.saved_programs import PredictorRoot
 from whence.instrument.session import Session
 from whence.instrument.step_choice.windows import holds
 from whence.records import Call
@@ -22,7 +22,7 @@ NO_PROGRAM = "operators of Paddle are not recorded as programs"
 class OperatorSelection:
     """Selects operators of a predictor. The scope of an operator is known once it has run."""
 
-    def __init__(self, session: Session, root: PredictorRoot) -> None:
+    def __init__(self, session: Session, root: ModelRoot) -> None:
         self._session, self._root = session, root
         self._scopes: dict[tuple[Any, ...], tuple[str, str]] = {}
 
@@ -71,7 +71,7 @@ class EndedOperators:
     def __init__(
         self,
         session: Session,
-        root: PredictorRoot,
+        root: ModelRoot,
         tensors: RunTensors,
         matching: ProgramMatching,
         selection: OperatorSelection,

@@ -24,6 +24,7 @@ import msgspec
 
 from whence.frameworks import paddle_arrays as tensors
 from whence.frameworks.paddle_programs import UNKNOWN
+from whence.instrument.engines.watched import ModelRoot, Registry
 from whence.instrument.engines.wrapping import Wrappers
 from whence.instrument.paddle.call_forms import OperatorFrame
 from whence.instrument.paddle.ended_operators import NO_PROGRAM, EndedOperators, OperatorSelection
@@ -32,7 +33,6 @@ from whence.instrument.paddle.program_matching import ProgramMatching
 from whence.instrument.paddle.run_tensors import RunTensors, of_array
 from whence.instrument.paddle.saved_programs import (
     NameTable,
-    PredictorRoot,
     PredictorSource,
     SavedPrograms,
     tidy,
@@ -42,10 +42,6 @@ from whence.instrument.session import Origin, Session
 from whence.instrument.wording import raised
 from whence.records import Call, Ref
 from whence.records.marks import Mark
-
-ROOT = "model"
-"""The root of the first predictor, as readers of logs call it."""
-
 
 _UNKNOWN = PredictorSource()
 
@@ -75,8 +71,7 @@ class Listener:
         self._operators = session.options.level != "logits"
         self._programs = SavedPrograms(session, words, folder, saves=self._operators)
         self._watched: dict[int, tuple[Any, list[_PredictorRun]]] = {}
-        self._roots: list[PredictorRoot] = []
-        self._begun = False
+        self._registry = Registry(session, self._wrappers.own)
 
     # ---- installing
 
@@ -198,12 +193,10 @@ class Listener:
     def _adopt(self, predictor: Any, source: PredictorSource = _UNKNOWN) -> _PredictorRun | None:
         """Hook a predictor."""
         session = self.session
-        if not self._begun:
-            self._begun = True
-            if not session.begin():
-                self._wrappers.active = False
-                return None
-        root = self._root(source.files[0])
+        if not self._registry.begin():
+            self._wrappers.active = False
+            return None
+        root = self._registry.root(predictor, source.files[0])
         source = self._programs.read(source, root.name)
         files = source.files
         find = self._weights(*files) if self._weights is not None and files[1] else None
@@ -239,14 +232,6 @@ class Listener:
             predictor.register_input_hook(_hook(self._wrappers, cell, _PredictorRun.reads))
             predictor.register_output_hook(_hook(self._wrappers, cell, _PredictorRun.wrote))
         return watched
-
-    def _root(self, file: str) -> PredictorRoot:
-        for root in self._roots:
-            if root.ref() is None and root.file == file:
-                return root
-        root = PredictorRoot(ROOT if not self._roots else f"{ROOT}#{len(self._roots)}", file)
-        self._roots.append(root)
-        return root
 
 
 def _hook(
@@ -286,7 +271,7 @@ class _PredictorRun:
         session: Session,
         words: NameTable,
         predictor: Any,
-        root: PredictorRoot,
+        root: ModelRoot,
         source: PredictorSource,
         find: FindExternal | None,
         changes: Interventions | None,
@@ -384,7 +369,7 @@ class _PredictorRun:
                 rank=session.rank,
                 op_type="Predictor",
                 leaf=not top.children,
-                source=os.path.basename(self.root.file),  # noqa: PTH119
+                source=os.path.basename(self.root.model),  # noqa: PTH119
                 refs=tuple(refs),
                 no_program=NO_PROGRAM,
                 error=error,

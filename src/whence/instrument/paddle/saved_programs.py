@@ -14,7 +14,6 @@ from typing import Any, NamedTuple
 
 from whence.errors import WhenceError
 from whence.frameworks.paddle_programs import Program
-from whence.instrument.call_frames import Root
 from whence.instrument.paddle import settings as paddle_facts
 from whence.instrument.paddle.tensor_identity import Unshown, Weight
 from whence.instrument.session import Session
@@ -35,16 +34,6 @@ class NameTable(NamedTuple):
     op_type: Callable[[str], str]
     describe: Callable[[str], Any]
     weights: Callable[[str, str, Collection[str]], dict[str, Weight]]
-
-
-class PredictorRoot(Root):
-    """A name under which runs of a predictor count their steps; one made anew from the same file
-    continues the root of the one before.
-    """
-
-    def __init__(self, name: str, file: str) -> None:
-        super().__init__(name, lambda: None)
-        self.file, self.steps = file, 0
 
 
 class PredictorSource(NamedTuple):
