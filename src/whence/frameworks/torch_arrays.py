@@ -74,6 +74,16 @@ def _plain(value: Any, depth: int) -> list[tuple[str, Any]] | None:
     return out or None
 
 
+def parts_of(tensor: Any) -> list[tuple[str, Any]] | None:
+    """The tensors that a nested tensor, or one of a wrapper subclass, consists of by name; None
+    where they are not known or only one.
+    """
+    if tensor.is_nested and tensor.layout is torch.strided:
+        return [("values", tensor.values()), ("sizes", tensor._nested_tensor_size())]
+    parts = plain(tensor) if hasattr(type(tensor), "__tensor_flatten__") else None
+    return None if parts is None or len(parts) == 1 else parts
+
+
 def _is_awaited(kind: type) -> bool:
     return kind.__name__ == "AsyncCollectiveTensor" and kind.__module__.startswith(
         "torch.distributed."

@@ -17,7 +17,7 @@ from whence.replay.binding import BoundOperation
 
 WORKING = ("recorded", "float64", "float32", "bfloat16", "float16")
 
-_HALF = (torch.bfloat16, torch.float16)
+HALF = (torch.bfloat16, torch.float16)
 _RANGES = {"arange", "range", "linspace", "logspace"}
 _CASTS = {"_to_copy", "to", "type_as", "convert_element_type"}
 _DEFAULT_DTYPE = {
@@ -59,6 +59,28 @@ def hold(
     return HeldParameters(tensors, working)
 
 
+def wide_dtype(working: str) -> Any:
+    """Returns the dtype that every floating tensor has at least, None where there is none. Raises
+    ReplayRefused for an unknown working dtype.
+    """
+    if working not in WORKING:
+        raise ReplayRefused(f"working dtype {working!r} is not one of {', '.join(WORKING)}")
+    return TORCH[working] if working in ("float64", "float32") else None
+
+
+def widened(tensor: Any, wide: Any) -> Any:
+    """Returns the tensor in this dtype, where it is a narrower one; None changes nothing."""
+    if wide is torch.float64 and tensor.is_complex():
+        return tensor.to(torch.complex128)
+    if (
+        wide is None
+        or not tensor.is_floating_point()
+        or (wide is torch.float32 and tensor.dtype not in HALF)
+    ):
+        return tensor
+    return tensor.to(wide)
+
+
 def floating_dtype(name: str) -> Any:
     """Returns the torch dtype of this name, which must be real and floating; None for ""."""
     if not name:
@@ -75,28 +97,20 @@ class DtypePolicy:
     """
 
     def __init__(self, working: str, base: Any, default: Any) -> None:
-        if working not in WORKING:
-            raise ReplayRefused(f"working dtype {working!r} is not one of {', '.join(WORKING)}")
+        self._widest = wide_dtype(working)
         self.recorded = working == "recorded"
         self.base, self.default = base, default
         self.working: Any = None if self.recorded else TORCH[working]
         self.wide = working == "float64"
 
     def input(self, tensor: Any, recorded: str) -> Any:
-        if self.recorded or not (tensor.is_floating_point() or tensor.is_complex()):
-            return tensor
-        if self.working not in _HALF:
+        if self.recorded or self._widest is not None:
             return self.widened(tensor)
         is_base = recorded and TORCH[recorded] is self.base
         return tensor.to(self.working) if is_base and tensor.is_floating_point() else tensor
 
-    def param(self, tensor: Any) -> Any:
-        return tensor if self.recorded or self.working in _HALF else self.widened(tensor)
-
     def constant(self, tensor: Any) -> Any:
-        if self.recorded:
-            return tensor
-        if self.working not in _HALF:
+        if self.recorded or self._widest is not None:
             return self.widened(tensor)
         # One without elements is what something grows from (a cache), in the dtype of what follows.
         return (
@@ -104,17 +118,10 @@ class DtypePolicy:
         )
 
     def widened(self, tensor: Any) -> Any:
-        if tensor.is_complex():
-            return tensor.to(torch.complex128) if self.wide else tensor
-        if not tensor.is_floating_point():
-            return tensor
-        if (
-            self.wide
-            or tensor.dtype in _HALF
-            or (self.base is torch.float64 and tensor.dtype is torch.float64)
-        ):
-            return tensor.to(self.working)
-        return tensor
+        """Returns the tensor in the wide working dtype; as it is in another one."""
+        if self._widest is not None and self.base is tensor.dtype is torch.float64:
+            return tensor.to(self._widest)
+        return widened(tensor, self._widest)
 
     def argument(self, dtype: Any, step: BoundOperation, operand: Any) -> Any:
         """Returns the value of a dtype argument in this run.
@@ -127,8 +134,8 @@ class DtypePolicy:
         if self.wide:
             return torch.complex128 if dtype.is_complex else torch.float64
         if dtype is not self.base:
-            return self.working if self.working is torch.float32 and dtype in _HALF else dtype
-        if self.working not in _HALF or dtype in _HALF:
+            return self.working if self.working is torch.float32 and dtype in HALF else dtype
+        if self.working not in HALF or dtype in HALF:
             return self.working
         if step.base in _RANGES:
             return dtype
@@ -166,7 +173,7 @@ class DtypePolicy:
         """Applies a cast point: to float32, or back to the working dtype."""
         if self.recorded:
             return tensor.to(torch.float32)
-        if self.working not in _HALF:
+        if self.working not in HALF:
             return tensor.to(self.working)
         return tensor.to(self.working) if way == "back" else tensor.to(torch.float32)
 

@@ -151,7 +151,7 @@ class Loaded:
         `strides`.
         """
         policy = DtypePolicy(working, self.base, self.default)
-        return hold(params, self.program.params, working, strides or {}, policy.param)
+        return hold(params, self.program.params, working, strides or {}, policy.widened)
 
     def run(
         self,

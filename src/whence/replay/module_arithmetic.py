@@ -9,11 +9,9 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from whence.errors import ReplayRefused
-from whence.frameworks.torch_arrays import TORCH, tensors_in
+from whence.frameworks.torch_arrays import tensors_in
 from whence.replay import stepwise as written_out
-from whence.replay.dtype_policy import WORKING
-
-HALF = (torch.bfloat16, torch.float16)
+from whence.replay.dtype_policy import HALF
 
 
 class Arithmetic(TorchDispatchMode):  # type: ignore[misc]
@@ -115,21 +113,3 @@ class Arithmetic(TorchDispatchMode):  # type: ignore[misc]
         if text not in self._notes:
             self._notes.append(text)
         return to(out, torch.float32, dtype)
-
-
-def wide_dtype(working: str) -> Any:
-    if working not in WORKING:
-        raise ReplayRefused(f"working dtype {working!r} is not one of {', '.join(WORKING)}")
-    return TORCH[working] if working in ("float64", "float32") else None
-
-
-def widened(tensor: Any, wide: Any) -> Any:
-    if wide is torch.float64 and tensor.is_complex():
-        return tensor.to(torch.complex128)
-    if (
-        wide is None
-        or not tensor.is_floating_point()
-        or (wide is torch.float32 and tensor.dtype not in HALF)
-    ):
-        return tensor
-    return tensor.to(wide)

@@ -14,7 +14,7 @@ import torch
 
 from whence.errors import ReplayRefused
 from whence.records.slots import param_name
-from whence.replay.module_arithmetic import widened
+from whence.replay.dtype_policy import widened
 
 
 def copied_module(module: Any) -> tuple[Any, dict[int, Any]]:

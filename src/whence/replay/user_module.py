@@ -30,9 +30,16 @@ from whence.records.slots import (
     slot_of_kind,
     split_slot,
 )
-from whence.replay.dtype_policy import WORKING, HeldParameters, hold, laid_out
+from whence.replay.dtype_policy import (
+    WORKING,
+    HeldParameters,
+    hold,
+    laid_out,
+    wide_dtype,
+    widened,
+)
 from whence.replay.module_arguments import Forms, Kid, arguments, call_order, program_of_slots
-from whence.replay.module_arithmetic import Arithmetic, wide_dtype, widened
+from whence.replay.module_arithmetic import Arithmetic
 from whence.replay.module_copy import ModuleCopy
 
 GRAD = {"no_grad": torch.no_grad, "inference_mode": torch.inference_mode, "grad": torch.enable_grad}

@@ -20,6 +20,7 @@ from whence.store.columns import check_lengths, save, whole_column
 from whence.store.columns import load as load_columns
 from whence.store.folder import FORMAT, INDEX
 from whence.store.journal import CALL, RECORD, Damage
+from whence.store.shards import Bytes
 
 Column = np.ndarray[Any, np.dtype[Any]]
 
@@ -100,6 +101,11 @@ class Index:
         """Returns bytes [start, end) of a line in the journal, including its newline."""
         starts = self.columns["line_start"]
         return int(starts[line]), int(starts[line + 1])
+
+    def line(self, journal: Bytes, line: int) -> memoryview:
+        """Returns the bytes of a line, including its newline."""
+        start, end = self.span(line)
+        return journal[start:end].data
 
     def lines(self, kind: int) -> list[int]:
         """Returns the numbers of the lines of a kind."""

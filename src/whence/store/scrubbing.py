@@ -7,8 +7,9 @@ that a comparison pairs by (scopes, operators, slots) stay.
 
 from __future__ import annotations
 
+import functools
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path, PurePath
 from typing import Any
@@ -91,17 +92,12 @@ def scrub(
             old_bytes = _shard_bytes(folder)
             records += _scrub_process(folder, process, names, anonymous)
             nbytes += old_bytes - _shard_bytes(folder)
+        if anonymous is not None:
+            _clean_rest(run, anonymous)
     except OSError as error:
         raise StoreFailed(
             f"cannot scrub {run}: {error.strerror or error}; scrub it again, it is not finished"
         ) from error
-    if anonymous is not None:
-        try:
-            _clean_rest(run, anonymous)
-        except OSError as error:
-            raise StoreFailed(
-                f"cannot scrub {run}: {error.strerror or error}; scrub it again, it is not finished"
-            ) from error
     return Scrubbed(records, nbytes)
 
 
@@ -195,11 +191,9 @@ def _matching(index: Index, journal: Bytes, names: Sequence[str]) -> Column:
     used = set()
     for place, scope in enumerate(columns["scope"].tolist()):
         if any(fnmatchcase(texts[scope], pattern) for pattern in names):
-            start, end = index.span(int(index.calls_at[place]))
-            used.add(decode_call(journal[start:end].data).program)
+            used.add(decode_call(index.line(journal, int(index.calls_at[place]))).program)
     for line in index.lines(journal_file.PROGRAM):
-        start, end = index.span(line)
-        program = decode_program(journal[start:end].data)
+        program = decode_program(index.line(journal, line))
         if program.id in used:
             chosen[[c for c in program.constants if 0 <= c < chosen.size]] = True
     return chosen
@@ -366,13 +360,7 @@ class Anonymous:
 
     def value(self, value: Any) -> Any:
         """Cleans all texts in a JSON value, including keys."""
-        if isinstance(value, str):
-            return self.text(value)
-        if isinstance(value, list):
-            return [self.value(item) for item in value]
-        if isinstance(value, dict):
-            return {self.text(key): self.value(item) for key, item in value.items()}
-        return value
+        return _with_texts(value, self.text, self.text)
 
     def line(self, raw: bytes) -> bytes:
         """A line of a journal, its newline included; the same bytes where nothing in it is
@@ -406,13 +394,18 @@ class Anonymous:
         """Names keep all but a path that is known to be private."""
         if self._paths is None:
             return item
-        if isinstance(item, str):
-            return self._paths.sub(_GONE, item)
-        if isinstance(item, list):
-            return [self._structure(part) for part in item]
-        if isinstance(item, dict):
-            return {key: self._structure(part) for key, part in item.items()}
-        return item
+        return _with_texts(item, functools.partial(self._paths.sub, _GONE), str)
+
+
+def _with_texts(value: Any, text: Callable[[str], str], key: Callable[[str], str]) -> Any:
+    """A JSON value with `text` applied to its texts and `key` to its keys."""
+    if isinstance(value, str):
+        return text(value)
+    if isinstance(value, list):
+        return [_with_texts(item, text, key) for item in value]
+    if isinstance(value, dict):
+        return {key(name): _with_texts(item, text, key) for name, item in value.items()}
+    return value
 
 
 def _without_stacks(data: bytes) -> bytes:
@@ -507,8 +500,7 @@ def _lines_without(
     """
     places = {int(line): record for record, line in enumerate(index.records_at)}
     for number in range(index.columns["line_kind"].size):
-        start, end = index.span(number)
-        raw = journal[start:end].data
+        raw = index.line(journal, number)
         record = places.get(number)
         if record is None:
             yield raw

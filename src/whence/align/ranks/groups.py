@@ -286,23 +286,21 @@ class RankGroups:
         """Whether ranks that would hold copies in this layout hold the same tensor, up to
         rounding.
         """
-        return all(
-            self.distance_between(place[0], place[1][i], place[1][j]) <= self.rounding(place)
-            for near, level in neighbours(layout, len(place[1]))
-            if level.how == "replicated"
-            for i, j in near
-        )
+        distances = self._distances_along(place, layout, "replicated")
+        return all(distance <= self.rounding(place) for distance in distances)
 
     def summable(self, place: Place, layout: Layout) -> bool:
         """Whether ranks that would hold summands in this layout hold different tensors: copies are
         not summed.
         """
-        return not any(
-            self.distance_between(place[0], place[1][i], place[1][j]) <= self.rounding(place)
-            for near, level in neighbours(layout, len(place[1]))
-            if level.how == "sum"
-            for i, j in near
-        )
+        distances = self._distances_along(place, layout, "sum")
+        return not any(distance <= self.rounding(place) for distance in distances)
+
+    def _distances_along(self, place: Place, layout: Layout, how: str) -> Iterator[float]:
+        """Distances of the tensors of ranks that differ in one level of this kind only."""
+        for near, level in neighbours(layout, len(place[1])):
+            for i, j in near if level.how == how else ():
+                yield self.distance_between(place[0], place[1][i], place[1][j])
 
     def rounding(self, place: Place) -> float:
         return _ROUNDING[is_half_roundoff(record_and_roundoff(self.run(place[0]), place[1][0])[1])]
@@ -332,11 +330,7 @@ class RankGroups:
         return distance
 
     def note_differing(self, place: Place, layout: Layout) -> None:
-        distance = 0.0
-        for near, level in neighbours(layout, len(place[1])):
-            if level.how == "replicated":
-                ids = ((place[1][i], place[1][j]) for i, j in near)
-                distance = max([distance, *(self.distance_between(place[0], *k) for k in ids)])
+        distance = max(self._distances_along(place, layout, "replicated"), default=0.0)
         if distance:
             self.differing[place] = distance
 

@@ -1010,10 +1010,8 @@ class _ValueWalk:
         if not tensors.answers(value):
             self.arguments[slot] = f"{type(value).__name__}, {CLOSED}"
             return
-        parts = tensors.plain(value) if hasattr(type(value), "__tensor_flatten__") else None
-        if value.is_nested and value.layout is torch.strided:
-            parts = [("values", value.values()), ("sizes", value._nested_tensor_size())]
-        if parts is None or len(parts) == 1:
+        parts = tensors.parts_of(value)
+        if parts is None:
             self.tensors.append((slot, value))
         else:
             self.tensors += [(f"{slot}.{name}", tensor) for name, tensor in parts]

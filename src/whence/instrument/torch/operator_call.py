@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from whence.frameworks.torch_arrays import answers, encoded_setting, plain, tensors_in
+from whence.frameworks.torch_arrays import answers, encoded_setting, parts_of, tensors_in
 from whence.frameworks.torch_trees import CLOSED
 from whence.instrument.torch.overload import Overload
 from whence.records import Placement, Ref, Statistics
@@ -112,18 +112,14 @@ class OperatorCall:
         return self._named_arguments
 
     def _tensor(self, slot: str, tensor: Any) -> dict[str, str]:
-        inner: Any
         if not answers(tensor):
             self.unseen = self.unseen or f"takes a {type(tensor).__name__}, {CLOSED}"
             return {"object": type(tensor).__name__}
-        if tensor.is_nested and tensor.layout is torch.strided:
-            inner = [("values", tensor.values()), ("sizes", tensor._nested_tensor_size())]
-        elif isinstance(tensor, torch.nn.parameter.UninitializedTensorMixin):
+        if isinstance(tensor, torch.nn.parameter.UninitializedTensorMixin):
             self.unseen = self.unseen or "takes a parameter that is not there yet"
             return {"object": type(tensor).__name__}
-        else:
-            inner = plain(tensor) if hasattr(type(tensor), "__tensor_flatten__") else None
-        if inner is None or len(inner) == 1:
+        inner = parts_of(tensor)
+        if inner is None:
             self.inputs.append((slot, tensor))
         else:
             self.inputs += [(f"{slot}.{part}", t) for part, t in inner]

@@ -12,7 +12,7 @@ from torch.utils._pytree import tree_map
 
 from whence.frameworks.operator_names import words
 from whence.frameworks.torch_arrays import tensors_in
-from whence.replay.module_arithmetic import widened
+from whence.replay.dtype_policy import widened
 from whence.workflows.probe.torch.trace import Key, Trace
 from whence.workflows.probe.torch.wide import Wide
 
