@@ -5,11 +5,12 @@ in which no model is recorded.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from whence.instrument.guard import Guard, Replacements, end_capture
 from whence.instrument.session import Session
+from whence.instrument.wording import raised
 
 
 class Wrappers:
@@ -22,17 +23,54 @@ class Wrappers:
         self._replaced = Replacements()
 
     def wrap(self, owner: Any, name: str, method: Callable[..., Any]) -> None:
-        """Replace a method by `method(previous, *args, **kwargs)`."""
-        previous = getattr(owner, name)
+        """Replace a method of a class, or a function of a module, by `method(previous, *args,
+        **kwargs)`. Nothing happens where there is none of this name.
+        """
+        kinds = getattr(owner, "__mro__", (owner,))
+        holder = next((kind for kind in kinds if name in vars(kind)), None)
+        if holder is None:
+            return
+        previous = getattr(holder, name)
 
         def wrapper(*args: Any, **kwargs: Any) -> Any:
-            if not self.active or getattr(self._busy, "on", False):
+            if not self.active or self.session.failed or getattr(self._busy, "on", False):
                 return previous(*args, **kwargs)
             return method(previous, *args, **kwargs)
 
         wrapper.__name__, wrapper.__doc__ = name, previous.__doc__
         wrapper.__wrapped__ = previous  # type: ignore[attr-defined]
-        self._replaced.put(owner, name, wrapper)
+        self._replaced.put(holder, name, wrapper)
+
+    def note(self, owner: Any, name: str, noting: Callable[..., None]) -> None:
+        """Have `noting(out, *args, **kwargs)` called after every call of a method."""
+
+        def method(previous: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+            out = previous(*args, **kwargs)
+            with self.own():
+                noting(out, *args, **kwargs)
+            return out
+
+        self.wrap(owner, name, method)
+
+    def call(
+        self,
+        previous: Callable[..., Any],
+        args: Iterable[Any],
+        kwargs: Mapping[str, Any],
+        ended: Callable[[Any, str], None],
+    ) -> Any:
+        """Call a method for the program, and after it `ended(out, error)`: what it raised, "" for
+        nothing.
+        """
+        try:
+            out = previous(*args, **kwargs)
+        except BaseException as error:  # of the program: recorded, and raised again
+            with self.own():
+                ended(None, raised(error))
+            raise
+        with self.own():
+            ended(out, "")
+        return out
 
     def put_back(self) -> None:
         """Remove all wrappers. Idempotent."""

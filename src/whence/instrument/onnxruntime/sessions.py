@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import os
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -83,21 +83,17 @@ class Listener:
         self._wrappers.active = True
         kind = collection.InferenceSession
         for name in _RUNS:
-            owner = next((k for k in kind.__mro__ if name in vars(k)), None)
-            if owner is not None:
-                run = self._run_async if name == "run_async" else partial(self._run, name)
-                self._wrappers.wrap(owner, name, run)
-        for name, noting in self._bindings.methods():
-            if hasattr(collection.IOBinding, name):
-                self._wrappers.wrap(collection.IOBinding, name, self._noted(noting))
+            run = self._run_async if name == "run_async" else partial(self._run, name)
+            self._wrappers.wrap(kind, name, run)
+        for name, noting in self._bindings.methods().items():
+            self._wrappers.note(collection.IOBinding, name, noting)
         if self._only is not None:
             with self._wrappers.own():
                 self._registry.adopt(self._only)
             return
         self._wrappers.wrap(kind, "__init__", self._init)
         options = collection.C.SessionOptions
-        if hasattr(options, "register_custom_ops_library"):
-            self._wrappers.wrap(options, "register_custom_ops_library", self._registers)
+        self._wrappers.note(options, "register_custom_ops_library", self._registered)
 
     def remove(self) -> None:
         """Stop listening. Idempotent."""
@@ -130,22 +126,8 @@ class Listener:
             self._registry.adopt(python_session, names)
         return out
 
-    def _registers(
-        self, previous: Callable[..., Any], options: Any, *args: Any, **kwargs: Any
-    ) -> Any:
-        out = previous(options, *args, **kwargs)
-        with self._wrappers.own():
-            native_sessions.registered((*args, *kwargs.values())[0])
-        return out
-
-    def _noted(self, noting: Callable[..., None]) -> Callable[..., Any]:
-        def method(previous: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-            out = previous(*args, **kwargs)
-            with self._wrappers.own():
-                noting(*args, **kwargs)
-            return out
-
-        return method
+    def _registered(self, out: Any, options: Any, *args: Any, **kwargs: Any) -> None:
+        native_sessions.registered((*args, *kwargs.values())[0])
 
     def _run_async(
         self, previous: Callable[..., Any], python_session: Any, *args: Any, **kwargs: Any
@@ -196,17 +178,13 @@ class Listener:
     ) -> Any:
         """Run a session by one of its methods, and record what it computed."""
         running = self._begin(method, python_session, args, kwargs)
-        try:
-            out = previous(python_session, *args, **kwargs)
-        except BaseException as error:  # of the program: recorded, and raised again
-            if running is not None:
-                with self._wrappers.own():
-                    self._end(running, (), raised(error))
-            raise
-        if running is not None:
-            with self._wrappers.own():
-                self._end(running, self._results(method, args, kwargs, out), "")
-        return out
+        if running is None:
+            return previous(python_session, *args, **kwargs)
+
+        def ended(out: Any, error: str) -> None:
+            self._end(running, () if error else self._results(method, args, kwargs, out), error)
+
+        return self._wrappers.call(previous, (python_session, *args), kwargs, ended)
 
     def _results(
         self, method: str, args: tuple[Any, ...], kwargs: Mapping[str, Any], out: Any
@@ -219,7 +197,6 @@ class Listener:
 
     def _end(self, running: _Running, results: Any, error: str) -> None:
         if self.session.failed:
-            self._wrappers.active = False
             return
         values = list(results)
         named = (
@@ -228,9 +205,6 @@ class Listener:
         running.watched.end(running.step, named, error)
 
     def _of(self, python_session: Any) -> WatchedSession | None:
-        if self.session.failed:
-            self._wrappers.active = False
-            return None
         watched = self._registry.known(python_session)
         if watched is not None:
             return watched
@@ -244,15 +218,7 @@ def _arguments(method: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) ->
     return {**dict(zip(_RUNS[method], args)), **kwargs}
 
 
-_METHODS = (
-    "bind_cpu_input",
-    "bind_input",
-    "bind_ortvalue_input",
-    "bind_output",
-    "bind_ortvalue_output",
-    "clear_binding_inputs",
-    "clear_binding_outputs",
-)
+_POINTED_AT = ("device_type", "device_id", "element_type", "shape", "buffer_ptr")
 
 
 class _Bindings:
@@ -262,10 +228,17 @@ class _Bindings:
         self._inputs: weakref.WeakKeyDictionary[Any, dict[str, Any]] = weakref.WeakKeyDictionary()
         self._outputs: weakref.WeakKeyDictionary[Any, dict[str, Any]] = weakref.WeakKeyDictionary()
 
-    def methods(self) -> Iterator[tuple[str, Callable[..., None]]]:
-        """(name of a method of IOBinding, what notes that it was called with these arguments)."""
-        for name in _METHODS:
-            yield name, getattr(self, f"_{name}")
+    def methods(self) -> dict[str, Callable[..., None]]:
+        """By name of a method of IOBinding: what notes that it was called with these arguments."""
+        return {
+            "bind_cpu_input": self._bind_value,
+            "bind_input": self._bind_input,
+            "bind_ortvalue_input": self._bind_value,
+            "bind_output": self._bind_output,
+            "bind_ortvalue_output": self._bind_output,
+            "clear_binding_inputs": self._clear_inputs,
+            "clear_binding_outputs": self._clear_outputs,
+        }
 
     def inputs(self, binding: Any) -> dict[str, list[tuple[str, Seen]]]:
         """The inputs bound at present, by name, as far as known."""
@@ -289,35 +262,23 @@ class _Bindings:
 
     # ---- what was called
 
-    def _bind_cpu_input(self, binding: Any, name: str, arr_on_cpu: Any) -> None:
-        self._inputs.setdefault(binding, {})[name] = arr_on_cpu
+    def _bind_value(self, out: Any, binding: Any, name: str, *args: Any, **kwargs: Any) -> None:
+        self._inputs.setdefault(binding, {})[name] = (*args, *kwargs.values())[0]
 
-    def _bind_input(
-        self,
-        binding: Any,
-        name: str,
-        device_type: str,
-        device_id: int,
-        element_type: Any,
-        shape: Any,
-        buffer_ptr: int,
-    ) -> None:
-        seen = at_pointer(element_type, shape, str(device_type), buffer_ptr)
+    def _bind_input(self, out: Any, binding: Any, name: str, *args: Any, **kwargs: Any) -> None:
+        given = {**dict(zip(_POINTED_AT, args)), **kwargs}
+        seen = at_pointer(
+            given["element_type"], given["shape"], str(given["device_type"]), given["buffer_ptr"]
+        )
         self._inputs.setdefault(binding, {})[name] = seen
 
-    def _bind_ortvalue_input(self, binding: Any, name: str, ortvalue: Any) -> None:
-        self._inputs.setdefault(binding, {})[name] = ortvalue
-
-    def _bind_output(self, binding: Any, name: str, *_: Any, **__: Any) -> None:
+    def _bind_output(self, out: Any, binding: Any, name: str, *_: Any, **__: Any) -> None:
         self._outputs.setdefault(binding, {})[name] = None
 
-    def _bind_ortvalue_output(self, binding: Any, name: str, ortvalue: Any) -> None:
-        self._outputs.setdefault(binding, {})[name] = None
-
-    def _clear_binding_inputs(self, binding: Any) -> None:
+    def _clear_inputs(self, out: Any, binding: Any) -> None:
         self._inputs.pop(binding, None)
 
-    def _clear_binding_outputs(self, binding: Any) -> None:
+    def _clear_outputs(self, out: Any, binding: Any) -> None:
         self._outputs.pop(binding, None)
 
 

@@ -12,6 +12,7 @@ import os
 import weakref
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -81,34 +82,26 @@ class Listener:
         import openvino
 
         self._wrappers.active = True
-        request, queue = openvino.InferRequest, openvino.AsyncInferQueue
-        for owner, name, method in (
-            (request, "infer", self._infer),
-            (request, "start_async", self._start_async),
-            (request, "wait", self._wait),
-            (request, "wait_for", self._wait),
-            (request, "set_callback", self._set_callback),
-            (request, "reset_state", self._reset_state),
-            (openvino.CompiledModel, "create_infer_request", self._create_request),
-            (queue, "__init__", self._queue_init),
-            (queue, "start_async", self._queue_start),
-            (queue, "wait_all", self._queue_wait),
-            (queue, "set_callback", self._queue_callback),
-        ):
-            self._wrap(owner, name, method)
+        wrappers, request, queue = self._wrappers, openvino.InferRequest, openvino.AsyncInferQueue
+        wrappers.wrap(request, "infer", self._infer)
+        wrappers.wrap(request, "start_async", self._start_async)
+        wrappers.wrap(request, "wait", self._wait)
+        wrappers.wrap(request, "wait_for", self._wait)
+        wrappers.wrap(request, "set_callback", self._set_callback)
+        wrappers.note(request, "reset_state", self._reset_state)
+        wrappers.note(openvino.CompiledModel, "create_infer_request", self._created_request)
+        wrappers.note(queue, "__init__", self._made_queue)
+        wrappers.wrap(queue, "start_async", self._queue_start)
+        wrappers.note(queue, "wait_all", self._queue_waited)
+        wrappers.wrap(queue, "set_callback", self._queue_callback)
         if self._only is not None and hasattr(self._only, "create_infer_request"):
             with self._wrappers.own():
                 self._registry.adopt(self._only, Compiled())
             return
-        self._wrap(openvino.Core, "compile_model", self._compile_model)
-        self._wrap(openvino.Core, "import_model", self._import_model)
+        wrappers.note(openvino.Core, "compile_model", self._compiled_model)
         if self._only is None:
-            self._wrap(openvino.Core, "read_model", self._read_model)
-
-    def _wrap(self, owner: Any, name: str, method: Callable[..., Any]) -> None:
-        holder = next((kind for kind in owner.__mro__ if name in vars(kind)), None)
-        if holder is not None:
-            self._wrappers.wrap(holder, name, method)
+            wrappers.note(openvino.Core, "import_model", self._imported_model)
+            wrappers.note(openvino.Core, "read_model", self._read_model)
 
     def remove(self) -> None:
         """Stop listening. Idempotent."""
@@ -131,36 +124,27 @@ class Listener:
 
     # ---- models
 
-    def _read_model(
-        self, previous: Callable[..., Any], core: Any, *args: Any, **kwargs: Any
-    ) -> Any:
-        out = previous(core, *args, **kwargs)
-        with self._wrappers.own():
-            source = (*args, kwargs.get("model"))[0]
-            raw = _raw(out)
-            place = id(raw)
-            gone = weakref.ref(raw, lambda _: self._sources.pop(place, None))
-            self._sources[place] = gone, _source_of(source)
-        return out
+    def _read_model(self, out: Any, core: Any, *args: Any, **kwargs: Any) -> None:
+        source = (*args, kwargs.get("model"))[0]
+        raw = _raw(out)
+        place = id(raw)
+        gone = weakref.ref(raw, lambda _: self._sources.pop(place, None))
+        self._sources[place] = gone, _source_of(source)
 
-    def _compile_model(
-        self, previous: Callable[..., Any], core: Any, *args: Any, **kwargs: Any
-    ) -> Any:
-        out = previous(core, *args, **kwargs)
-        with self._wrappers.own():
-            arguments = {**dict(zip(("model", "device_name", "config"), args)), **kwargs}
-            model = arguments.get("model")
-            if self._only is None or _raw(model) is _raw(self._only):
-                how = _source_of(model)
-                if hasattr(model, "get_ordered_ops"):
-                    how = self._sources.get(id(_raw(model)), (None, Compiled()))[1]
-                how = how._replace(
-                    core=core,
-                    device=str(arguments.get("device_name") or ""),
-                    config=arguments.get("config"),
-                )
-                self._registry.adopt(out, how, self._copy(core, model, arguments.get("weights")))
-        return out
+    def _compiled_model(self, out: Any, core: Any, *args: Any, **kwargs: Any) -> None:
+        arguments = {**dict(zip(("model", "device_name", "config"), args)), **kwargs}
+        model = arguments.get("model")
+        if self._only is not None and _raw(model) is not _raw(self._only):
+            return
+        how = _source_of(model)
+        if hasattr(model, "get_ordered_ops"):
+            how = self._sources.get(id(_raw(model)), (None, Compiled()))[1]
+        how = how._replace(
+            core=core,
+            device=str(arguments.get("device_name") or ""),
+            config=arguments.get("config"),
+        )
+        self._registry.adopt(out, how, self._copy(core, model, arguments.get("weights")))
 
     def _copy(self, core: Any, model: Any, weights: Any) -> Any:
         """The model before it is compiled, which nobody changes."""
@@ -172,62 +156,41 @@ class Listener:
             return openvino.Model(_raw(model)).clone()
         return core.read_model(model) if weights is None else core.read_model(model, weights)
 
-    def _import_model(
-        self, previous: Callable[..., Any], core: Any, *args: Any, **kwargs: Any
-    ) -> Any:
-        out = previous(core, *args, **kwargs)
-        with self._wrappers.own():
-            if self._only is None:
-                given = {**dict(zip(("model_stream", "device_name", "config"), args)), **kwargs}
-                how = Compiled("", b"", core, str(given.get("device_name") or ""))
-                self._registry.adopt(out, how._replace(config=given.get("config")))
-        return out
+    def _imported_model(self, out: Any, core: Any, *args: Any, **kwargs: Any) -> None:
+        given = {**dict(zip(("model_stream", "device_name", "config"), args)), **kwargs}
+        how = Compiled("", b"", core, str(given.get("device_name") or ""))
+        self._registry.adopt(out, how._replace(config=given.get("config")))
 
     # ---- one request
 
-    def _create_request(
-        self, previous: Callable[..., Any], compiled_model: Any, *args: Any, **kwargs: Any
-    ) -> Any:
-        out = previous(compiled_model, *args, **kwargs)
-        with self._wrappers.own():
-            self._registry.known(out, out)  # the program may keep the request alone
-        return out
+    def _created_request(self, out: Any, compiled_model: Any) -> None:
+        self._registry.known(out, out)  # the program may keep the request alone
 
     def _infer(self, previous: Callable[..., Any], request: Any, *args: Any, **kwargs: Any) -> Any:
-        return self._ran(_request_key(request), request, previous, (request, *args), kwargs)
-
-    def _ran(
-        self, key: Any, request: Any, previous: Callable[..., Any], args: Any, kwargs: Any
-    ) -> Any:
+        key = _request_key(request)
         self._begin(key, request)
-        try:
-            out = previous(*args, **kwargs)
-        except BaseException as error:  # of the program: recorded, and raised again
-            self._ended(key, raised(error))
-            raise
-        self._ended(key)
-        return out
+        ended = partial(self._returned, key)
+        return self._wrappers.call(previous, (request, *args), kwargs, ended)
 
     def _start_async(
         self, previous: Callable[..., Any], request: Any, *args: Any, **kwargs: Any
     ) -> Any:
         key = _request_key(request)
         self._begin(key, request)
-        try:
-            return previous(request, *args, **kwargs)
-        except BaseException as error:
-            self._ended(key, raised(error))
-            raise
+        ended = partial(self._started, key)
+        return self._wrappers.call(previous, (request, *args), kwargs, ended)
 
     def _wait(self, previous: Callable[..., Any], request: Any, *args: Any, **kwargs: Any) -> Any:
-        try:
-            out = previous(request, *args, **kwargs)
-        except BaseException as error:
-            self._ended(_request_key(request), raised(error))
-            raise
-        if out is not False:  # wait_for: it is not ready
-            self._ended(_request_key(request))
-        return out
+        ended = partial(self._returned, _request_key(request))
+        return self._wrappers.call(previous, (request, *args), kwargs, ended)
+
+    def _returned(self, key: Any, out: Any, error: str) -> None:
+        if error or out is not False:  # wait_for: it is not ready
+            self._end(key, error)
+
+    def _started(self, key: Any, out: Any, error: str) -> None:
+        if error:
+            self._end(key, error)
 
     def _set_callback(
         self, previous: Callable[..., Any], request: Any, callback: Any, *args: Any, **kwargs: Any
@@ -240,22 +203,13 @@ class Listener:
 
         return previous(request, called, *args, **kwargs)
 
-    def _reset_state(
-        self, previous: Callable[..., Any], request: Any, *args: Any, **kwargs: Any
-    ) -> Any:
-        out = previous(request, *args, **kwargs)
-        with self._wrappers.own():
-            self._begun.discard(request)
-        return out
+    def _reset_state(self, out: Any, request: Any) -> None:
+        self._begun.discard(request)
 
     # ---- a queue of requests
 
-    def _queue_init(
-        self, previous: Callable[..., Any], queue: Any, *args: Any, **kwargs: Any
-    ) -> None:
-        previous(queue, *args, **kwargs)
-        with self._wrappers.own():
-            self._registry.known(queue[0], queue)
+    def _made_queue(self, out: Any, queue: Any, *args: Any, **kwargs: Any) -> None:
+        self._registry.known(queue[0], queue)
 
     def _queue_start(
         self, previous: Callable[..., Any], queue: Any, *args: Any, **kwargs: Any
@@ -267,19 +221,12 @@ class Listener:
         if queue in self._answering:
             given = {**dict(zip(("inputs", "userdata", "share_inputs"), args)), **kwargs}
             args, kwargs = (), given | {"userdata": _Tagged(key, given.get("userdata"))}
-        try:
-            return previous(queue, *args, **kwargs)
-        except BaseException as error:
-            self._ended(key, raised(error))
-            raise
+        ended = partial(self._started, key)
+        return self._wrappers.call(previous, (queue, *args), kwargs, ended)
 
-    def _queue_wait(
-        self, previous: Callable[..., Any], queue: Any, *args: Any, **kwargs: Any
-    ) -> Any:
-        out = previous(queue, *args, **kwargs)
+    def _queue_waited(self, out: Any, queue: Any) -> None:
         for key in [k for k in self._running if k[0] == id(queue)]:
-            self._ended(key)
-        return out
+            self._end(key)
 
     def _queue_callback(
         self, previous: Callable[..., Any], queue: Any, callback: Any, *args: Any, **kwargs: Any
@@ -307,23 +254,17 @@ class Listener:
                 self._begun.add(request)
                 self._running[key] = _Running(watched, step, request)
 
-    def _ended(self, key: Any, error: str = "") -> None:
+    def _ended(self, key: Any) -> None:
         with self._wrappers.own():
-            self._end(key, error)
+            self._end(key)
 
     def _end(self, key: Any, error: str = "") -> None:
         running = self._running.pop(key, None)
-        if running is None:
-            return
-        if self.session.failed:
-            self._wrappers.active = False
+        if running is None or self.session.failed:
             return
         running.watched.end(running.step, running.request, error)
 
     def _of(self, request: Any, holder: Any) -> WatchedModel | None:
-        if self.session.failed:
-            self._wrappers.active = False
-            return None
         watched = self._registry.known(request, holder)
         if watched is not None or self._only is not None:
             return watched

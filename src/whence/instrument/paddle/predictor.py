@@ -18,6 +18,7 @@ import os
 import weakref
 from collections import Counter
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -39,7 +40,6 @@ from whence.instrument.paddle.saved_programs import (
 )
 from whence.instrument.paddle.tensor_identity import FindExternal, Unshown, look
 from whence.instrument.session import Origin, Session
-from whence.instrument.wording import raised
 from whence.records import Call, Ref
 from whence.records.marks import Mark
 
@@ -85,7 +85,7 @@ class Listener:
         if self._predictor is not None:
             self._adopt(self._predictor)
             return
-        self._wrappers.wrap(inference.Predictor, "clone", self._clone)
+        self._wrappers.note(inference.Predictor, "clone", self._cloned)
         self._wrappers.wrap(inference.Config, "set_optim_cache_dir", self._set_cache)
         self._wrappers.wrap(inference.Config, "set_model_buffer", self._set_buffer)
         for place in (inference, paddle.base.core):
@@ -128,15 +128,12 @@ class Listener:
             self._adopt(predictor, source)
         return predictor
 
-    def _clone(self, previous: Callable[..., Any], predictor: Any) -> Any:
-        clone = previous(predictor)
-        with self._wrappers.own():
-            entry = self._watched.get(id(predictor))
-            if entry is not None and entry[1]:
-                source = entry[1][0].source
-                self._adopt(clone, source._replace(folder="", saved=""))
-                tidy(source.folder)
-        return clone
+    def _cloned(self, clone: Any, predictor: Any) -> None:
+        entry = self._watched.get(id(predictor))
+        if entry is not None and entry[1]:
+            source = entry[1][0].source
+            self._adopt(clone, source._replace(folder="", saved=""))
+            tidy(source.folder)
 
     def _set_cache(self, previous: Callable[..., Any], config: Any, folder: str) -> Any:
         with self._wrappers.own():
@@ -163,16 +160,11 @@ class Listener:
                 watched.begin(predictor, args[0] if args else kwargs.get("inputs"))
         if watched is None:
             return previous(predictor, *args, **kwargs)
+        ended = partial(watched.end, predictor)
         try:
-            out = previous(predictor, *args, **kwargs)
-        except BaseException as error:  # of the program: recorded, and raised again
-            with self._wrappers.own():
-                watched.end(predictor, None, raised(error))
-            raise
+            out = self._wrappers.call(previous, (predictor, *args), kwargs, ended)
         finally:
             interrupted, watched.interrupted = watched.interrupted, None
-        with self._wrappers.own():
-            watched.end(predictor, out, "")
         if interrupted is not None:
             raise interrupted
         return out
@@ -180,9 +172,6 @@ class Listener:
     # ---- predictors
 
     def _of(self, predictor: Any) -> _PredictorRun | None:
-        if self.session.failed:
-            self._wrappers.active = False
-            return None
         entry = self._watched.get(id(predictor))
         if entry is not None and entry[0]() is predictor:
             return entry[1][0] if entry[1] else None
@@ -194,7 +183,6 @@ class Listener:
         """Hook a predictor."""
         session = self.session
         if not self._registry.begin():
-            self._wrappers.active = False
             return None
         root = self._registry.root(predictor, source.files[0])
         source = self._programs.read(source, root.name)
