@@ -78,9 +78,10 @@ def find(
     array: np.ndarray, dtype: str, candidates: store.Candidates | list[Path]
 ) -> External | None:
     data = hand.raw(array)
-    return store.find_external(
-        xxhash.xxh3_128_digest(data.data), dtype, array.shape, data, candidates
+    indexed = (
+        candidates if isinstance(candidates, store.Candidates) else store.Candidates(candidates)
     )
+    return indexed.find(xxhash.xxh3_128_digest(data.data), dtype, data.nbytes, data)
 
 
 @pytest.fixture

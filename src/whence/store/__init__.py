@@ -11,7 +11,7 @@ from whence.lazy_names import lazily
 if TYPE_CHECKING:
     from whence.records.places import is_url, refuse_url
     from whence.store.discarding import discard, reasons
-    from whence.store.external import Candidates, find_external
+    from whence.store.external import Candidates
     from whence.store.folder import FORMAT, ProcessInfo, create, is_run, update_info
     from whence.store.mistaken import what_instead
     from whence.store.packing import Packed, is_packed, pack, packing_state, relocate, unpack
@@ -38,7 +38,6 @@ __all__ = [
     "create",
     "differing_tensors",
     "discard",
-    "find_external",
     "is_packed",
     "is_run",
     "is_url",

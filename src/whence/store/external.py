@@ -81,23 +81,6 @@ class Candidates:
             self._tensors.setdefault((tensor.dtype, tensor.nbytes), []).append((name, tensor))
 
 
-def find_external(
-    digest: bytes,
-    dtype: str,
-    shape: tuple[int, ...],
-    data: Bytes,
-    candidates: Candidates | Iterable[str | Path],
-) -> External | None:
-    """Returns where a candidate file has the same bytes as a tensor, for
-    `Writer.record(external=...)`; None if none has.
-
-    digest: xxh3_128 of its canonical bytes. data: those bytes. The shape in the file may differ.
-    For more than one tensor make the `Candidates` once.
-    """
-    indexed = candidates if isinstance(candidates, Candidates) else Candidates(candidates)
-    return indexed.find(digest, dtype, data.nbytes, data)
-
-
 def parse_gguf(data: Bytes) -> list[Tensor]:
     """Returns unquantised tensors of a GGUF file given as bytes. The file is untrusted: raises
     ValueError for any offset outside it.

@@ -23,11 +23,35 @@ Taken = dict[_Content, tuple[int, int]]
 """Content of the inputs and results of a step -> (record, address)."""
 
 
-class Tensors:
-    """Records the tensors of one capture. Not thread-safe: the caller holds a lock."""
+class Records:
+    """Makes records of values. Not thread-safe: the caller holds a lock."""
 
     def __init__(self, session: Session) -> None:
         self._session = session
+
+    def unreadable(self, seen: Seen) -> int:
+        """A record of a value that has no elements to read."""
+        return self._session.unreadable(Form(seen.dtype, seen.shape, device=seen.device), seen.why)
+
+    def record(
+        self,
+        value: Any,
+        seen: Seen,
+        digest: bytes,
+        origin: Origin,
+        external: External | None = None,
+    ) -> int:
+        """A new record of a readable value. value: for the user's on_record."""
+        content = Content(digest, seen.address, seen.nbytes, seen.data, external=external)
+        form = Form(seen.dtype, seen.shape, device=seen.device)
+        return self._session.record(form, content, origin, value)
+
+
+class Tensors(Records):
+    """Records the tensors of one capture."""
+
+    def __init__(self, session: Session) -> None:
+        super().__init__(session)
         # by root: what the last step of it was given and returned
         self._last: dict[str, Taken] = {}
 
@@ -72,10 +96,6 @@ class Tensors:
         """Remember the tensors of a step that has ended."""
         self._last[root] = taken
 
-    def unreadable(self, seen: Seen) -> int:
-        """A record of a value that has no elements to read."""
-        return self._session.unreadable(Form(seen.dtype, seen.shape, device=seen.device), seen.why)
-
     def parameter(self, seen: Seen, origin: Origin, find: FindExternal | None) -> int:
         """Record an initialiser, as a reference to the user's file if its bytes are found there."""
         if seen.why:
@@ -88,7 +108,5 @@ class Tensors:
     def _record(
         self, seen: Seen, digest: bytes, origin: Origin, external: External | None = None
     ) -> int:
-        content = Content(digest, seen.address, seen.nbytes, seen.data, external=external)
-        form = Form(seen.dtype, seen.shape, device=seen.device)
-        value: Any = seen.array() if self._session.options.on_record else None
-        return self._session.record(form, content, origin, value)
+        value = seen.array() if self._session.options.on_record else None
+        return self.record(value, seen, digest, origin, external)

@@ -14,8 +14,9 @@ import numpy as np
 
 from whence import dtypes
 from whence.frameworks import host, paddle_arrays
+from whence.instrument.engines.tensors import Records
 from whence.instrument.engines.values import Seen
-from whence.instrument.session import Content, Form, Origin, Session
+from whence.instrument.session import Origin, Session
 from whence.records import External
 
 FindExternal = Callable[[str, bytes, str, int], External | None]
@@ -101,11 +102,12 @@ def look(tensor: Any) -> Seen:
     return Seen(name, shape, 0, nbytes, data, device=device)
 
 
-class Tensors:
-    """Records the tensors of one root. Not thread-safe: the caller holds a lock."""
+class Tensors(Records):
+    """Records the tensors of one root."""
 
     def __init__(self, session: Session, find_external: FindExternal | None = None) -> None:
-        self._session, self._find_external = session, find_external
+        super().__init__(session)
+        self._find_external = find_external
         self._placed: dict[tuple[Any, ...], SeenTensor] = {}
         self._parameters: dict[str, HeldTensor] = {}
         self._digests: dict[str, tuple[bytes, int]] = {}
@@ -148,25 +150,6 @@ class Tensors:
         previous.touched = order
         self._placed[previous.key] = previous
         return True
-
-    def record(
-        self,
-        tensor: Any,
-        sight: Seen,
-        digest: bytes,
-        origin: Origin,
-        external: External | None = None,
-    ) -> int:
-        """A new record of a readable tensor."""
-        content = Content(digest, sight.address, sight.nbytes, sight.data, external=external)
-        form = Form(sight.dtype, sight.shape, device=sight.device)
-        return self._session.record(form, content, origin, tensor)
-
-    def unreadable(self, sight: Seen) -> int:
-        """A record of a tensor that has no bytes to read."""
-        return self._session.unreadable(
-            Form(sight.dtype, sight.shape, device=sight.device), sight.why
-        )
 
     def sight(self, tensor: Any, order: int, origin: Origin, since: int = -1) -> tuple[int, str]:
         """(record, edge) of a tensor: an earlier record with the same bytes (edge "content"), or a
