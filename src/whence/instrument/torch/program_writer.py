@@ -98,13 +98,11 @@ class ChildCalls:
 class _Operations(NamedTuple):
     """The operations of a recording that its outputs depend on.
 
-    order: their indices. written: (name, arguments, named arguments, guard) of each. used: operands
-    that they refer to. fixed: extents that a replay must share; agreeing: (input, axis, input,
-    axis) of equal extents.
+    written: by index, in order. used: operands that they refer to. fixed: extents that a replay
+    must share; agreeing: (input, axis, input, axis) of equal extents.
     """
 
-    order: list[int]
-    written: list[tuple[str, Any, Any, Any]]
+    written: dict[int, RecordedOperation]
     used: UsedOperands
     fixed: Collection[tuple[int, int, int]]
     agreeing: Collection[tuple[int, int, int, int]]
@@ -126,12 +124,12 @@ def _needed(
     order = sorted(live)
     sizes = _ProgramSizes(table, children.calls)
     read = _read_by(table, order) if alone else set()
-    recorded = []
+    written = {}
     for old in order:
-        name, args, kwargs, guard, schema = operations[old]
+        _, args, kwargs, _, schema = operation = operations[old]
         known = sizes.known_at(old) & read if alone else sizes.known_at(old)
         args, kwargs = sizes.sized(schema, args, kwargs, known)
-        recorded.append((name, args, kwargs, guard))
+        written[old] = operation._replace(args=args, kwargs=kwargs)
         used.walk([*args, *kwargs.values()])
     used.walk(ends)
     fixed = sizes.fixed_extents(any(sizes.takes_sizes(operations[old].schema) for old in live))
@@ -141,7 +139,7 @@ def _needed(
     else:
         used.inputs.update(k for k, _, _ in fixed)
         used.inputs.update(k for i, _, m, _ in agreeing for k in (i, m))
-    return _Operations(order, recorded, used, fixed, agreeing)
+    return _Operations(written, used, fixed, agreeing)
 
 
 def _read_by(table: OperandTable, order: Sequence[int]) -> set[int]:
@@ -170,28 +168,24 @@ def write_program(
     """
     # In a call with child calls each output is followed separately.
     results, lost = _outputs(table, children, outputs, not children.calls)
-    order, recorded, used, fixed, agreeing = _needed(table, children, results, alone=alone)
+    written, used, fixed, agreeing = _needed(table, children, results, alone=alone)
     inputs = sorted(used.inputs)
     places = {old: new for new, old in enumerate(inputs)}
-    numbers = {old: new for new, old in enumerate(order)}
-    constants = {old: new for new, old in enumerate(sorted(used.constants))}
-    rename = functools.partial(renumbered, numbers, places, constants)
+    numbers = {old: new for new, old in enumerate(written)}
     # Composite operators choose their code path by requires_grad.
     inference, notes = "inference" in table.notes, table.notes - {"inference", "under grad"}
     used_slots = {table.inputs[k] for k in inputs} | used.params
     notes |= {"guard"} if any(o.guard is not None for o in table.operations) else set()
-    program = Program(
-        id="",
-        operations=tuple(
-            Operation(name, tuple(args), kwargs, guard).with_operands(rename)
-            for name, args, kwargs, guard in recorded
-        ),
+    program, tensors = numbered_anew(
+        table,
+        written,
+        inputs,
+        sorted(used.constants),
+        results,
+        lines,
         inputs=tuple(table.inputs[k] for k in inputs),
-        outputs=tuple((slot, map_operands(rename, operand)) for slot, operand in results),
         params=tuple(sorted(used.params)),
         base=NAMES[table.base] if table.base is not None else "",
-        input_dtypes=tuple(table.input_dtypes[k] for k in inputs),
-        default_dtype=NAMES[torch.get_default_dtype()],
         fixed=tuple(sorted((places[k], axis, n) for k, axis, n in fixed)),
         equal=tuple(
             sorted((places[i], axis, places[k], second) for i, axis, k, second in agreeing)
@@ -199,7 +193,7 @@ def write_program(
         inference=inference,
         grad=tuple(sorted(table.grad & used_slots)) if inference else (),
         notes=tuple(sorted(notes)),
-        calls=tuple((k, bisect.bisect_left(order, place)) for k, place in children.calls),
+        calls=tuple((k, bisect.bisect_left([*written], place)) for k, place in children.calls),
         same=tuple(pair for pair in children.same_tensors if pair[1] in used_slots),
         lost=lost,
         under_grad="under grad" in table.notes,
@@ -210,14 +204,43 @@ def write_program(
         ),
         draws=tuple(draw for draw in draws if draw.slot in used_slots),
     )
-    tensors = [table.constants[old] for old in sorted(used.constants)]
+    return msgspec.structs.replace(program, call_lines=tuple(children.lines)), tensors
+
+
+def numbered_anew(
+    table: OperandTable,
+    operations: Mapping[int, RecordedOperation],
+    places: Sequence[int],
+    constants: Sequence[int],
+    results: Sequence[tuple[str, Any]],
+    lines: Mapping[int, str],
+    **fields: Any,
+) -> tuple[Program, list[Any]]:
+    """The program of some operations of a table, by their number there, and the tensors of its
+    constants. places, constants: of the inputs and constants that they read. lines: source line of
+    each operation. fields: of the program.
+    """
+    kept = operations, places, constants
+    numbers = ({old: new for new, old in enumerate(indices)} for indices in kept)
+    rename = functools.partial(renumbered, *numbers)
+    program = Program(
+        id="",
+        operations=tuple(
+            Operation(o.name, tuple(o.args), o.kwargs, o.guard).with_operands(rename)
+            for o in operations.values()
+        ),
+        outputs=tuple((slot, map_operands(rename, operand)) for slot, operand in results),
+        input_dtypes=tuple(table.input_dtypes[k] for k in places),
+        default_dtype=NAMES[torch.get_default_dtype()],
+        **fields,
+    )
+    tensors = [table.constants[k] for k in constants]
     # The digest excludes source lines: equal code at other lines is the same program.
-    named_lines = tuple(lines.get(old, "") for old in order)
+    named_lines = tuple(lines.get(place, "") for place in operations)
     return msgspec.structs.replace(
         program,
         id=content_digest(program, tensors),
         lines=named_lines if any(named_lines) else (),
-        call_lines=tuple(children.lines),
     ), tensors
 
 

@@ -6,19 +6,14 @@ the program reads, also through a view.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-import msgspec
-import torch
-
-from whence.frameworks.torch_arrays import NAMES
 from whence.frameworks.torch_schema import METADATA_ONLY, written
 from whence.instrument.torch.operand_table import OperandTable, RecordedOperation, Stop
-from whence.instrument.torch.program_writer import content_digest, renumbered
-from whence.records import Operation, Program
-from whence.records.program import TENSOR_OPERANDS, Operand, map_operands, operands
+from whence.instrument.torch.program_writer import numbered_anew
+from whence.records import Program
+from whence.records.program import TENSOR_OPERANDS, Operand, operands
 
 MEASURED = "takes numbers out of tensors, which rounding changes"
 """Reason for having no program: the code computes with numbers taken out of tensors."""
@@ -132,34 +127,17 @@ class SplitRecording:
         used += _tensors([operand for _, operand in results])
         inputs = sorted({o.value for o in used if o.kind == "in"})
         constants = sorted({o.value for o in used if o.kind == "const"})
-        rename = functools.partial(
-            renumbered,
-            {old: new for new, old in enumerate(order)},
-            {old: new for new, old in enumerate(inputs)},
-            {old: new for new, old in enumerate(constants)},
-        )
-        operations = [table.operations[place] for place in order]
-        dtypes = tuple(table.input_dtypes[k] for k in inputs)
-        program = Program(
-            id="",
-            operations=tuple(
-                Operation(o.name, tuple(o.args), o.kwargs, o.guard).with_operands(rename)
-                for o in operations
-            ),
+        return numbered_anew(
+            table,
+            {place: table.operations[place] for place in order},
+            inputs,
+            constants,
+            results,
+            self._lines,
             inputs=tuple(wanted.inputs[table.inputs[k]] for k in inputs),
-            outputs=tuple((slot, map_operands(rename, operand)) for slot, operand in results),
-            base=dtypes[0] if dtypes else "",
-            input_dtypes=dtypes,
-            default_dtype=NAMES[torch.get_default_dtype()],
+            base=table.input_dtypes[inputs[0]] if inputs else "",
             notes=tuple(sorted(table.notes & {"in-place"})),
         )
-        tensors = [table.constants[k] for k in constants]
-        lines = tuple(self._lines.get(place, "") for place in order)
-        return msgspec.structs.replace(
-            program,
-            id=content_digest(program, tensors),
-            lines=lines if any(lines) else (),
-        ), tensors
 
 
 def _tensors(value: Any) -> Iterable[Operand]:
