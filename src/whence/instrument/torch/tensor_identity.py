@@ -18,7 +18,7 @@ import threading
 import weakref
 from collections import deque
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
 
 import msgspec
 import torch
@@ -33,6 +33,7 @@ from whence.instrument.session import Content, Form, Origin, Session
 from whence.instrument.torch import device_figures
 from whence.instrument.torch.device_figures import DeviceReader, Layout, stream_of
 from whence.instrument.torch.dtensor_placement import placement_of
+from whence.instrument.torch.frames import Sighter
 from whence.instrument.torch.tensor_content import (
     UNSETTLED,
     Bytes,
@@ -48,7 +49,7 @@ from whence.instrument.torch.tensor_content import (
     sample,
     storage_ref,
 )
-from whence.records import Call, External, Placement, Ref, Sketch, Statistics
+from whence.records import Call, External, Ref, Sketch, Statistics
 from whence.records.slots import is_mutated
 
 FindExternal = Callable[[bytes, str, tuple[int, ...], Bytes], External | None]
@@ -62,27 +63,6 @@ from merging freed memory, so they must stay few.
 """
 
 _GRAPH = "a CUDA graph is recorded: the program computes nothing yet, and reading would break it"
-
-
-class Sighter(Protocol):
-    """The call in which a tensor is seen. keep: whether elements were wanted when the call began.
-    placements: DTensor placements by slot, filled in as tensors are seen.
-    """
-
-    scope: str
-    keep: bool
-    op_type: str
-    placements: dict[str, Placement]
-
-
-class Sighting:
-    """A `Sighter` that is nothing else."""
-
-    __slots__ = ("keep", "op_type", "placements", "scope")
-
-    def __init__(self, scope: str, op_type: str, keep: bool) -> None:
-        self.scope, self.op_type, self.keep = scope, op_type, keep
-        self.placements: dict[str, Placement] = {}
 
 
 class TensorRegistry:
@@ -459,14 +439,6 @@ class KnownTensors:
 _Form = tuple[str, tuple[int, ...], tuple[int, ...]]
 
 
-class _Sighter(Protocol):
-    """The call in which a tensor is seen."""
-
-    scope: str
-    keep: bool
-    op_type: str
-
-
 class _HandedOn(msgspec.Struct, gc=False, eq=False):
     """State of a device tensor object when it was recorded. The record in `seen` may still change
     when the bytes arrive.
@@ -672,7 +644,7 @@ class StagedTensors:
         )
 
     def again(
-        self, tensor: Any, slot: str, frame: _Sighter, write: Callable[..., int]
+        self, tensor: Any, slot: str, frame: Sighter, write: Callable[..., int]
     ) -> tuple[Pending, str, _Form] | None:
         """(pending record, edge, form) of an object that was recorded before: like `record`, but
         without taking a new snapshot of the tensor. None for any other object.
