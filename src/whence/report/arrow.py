@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 from pathlib import Path
 from types import ModuleType
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -19,7 +19,6 @@ from whence.errors import StoreFailed, UsageError
 from whence.report.own_files import MARK
 from whence.results import Comparison, Finding, LayerCost, Row, Token, Verdict
 
-T = TypeVar("T")
 Columns = tuple[tuple[str, str], ...]
 _BATCH = 8192
 

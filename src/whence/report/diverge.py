@@ -22,18 +22,6 @@ _PLACES: dict[str, str] = {
 }
 
 
-def headline(result: Diverged) -> str:
-    """The answer in one line."""
-    if result.status == Status.DIFFERENT and result.part is not None:
-        part = result.part
-        step = part.during if part.during >= 0 else part.step
-        words = f"Part at step {step} in {part.name} {part.slot}".rstrip()
-        return f"{words}: {_PLACES[part.kind]}"
-    if result.status == Status.SAME:
-        return f"Never apart by more than noise in {_extent(result.steps)}"
-    return f"Cannot tell: {result.why[0]}" if result.why else "Cannot tell"
-
-
 @answering
 def diverged_text(result: Diverged) -> Document:
     """The answer as text."""
