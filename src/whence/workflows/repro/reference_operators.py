@@ -17,12 +17,11 @@ from whence.records.program import OPTIMIZER_STEP
 from whence.records.slots import is_of_child, is_param, split_child, split_slot
 from whence.results import SlotPair
 from whence.workflows.repro.operator_calls import gathered_program, tensor_number
-from whence.workflows.repro.subject import NothingToRun
+from whence.workflows.repro.subject import NothingToRun, Subject
 
 if TYPE_CHECKING:
     from whence.replay.export.trace import Trace
     from whence.replay.flatten import Flat, Node
-    from whence.workflows.repro.subject import Subject
 
 
 @dataclass(frozen=True)

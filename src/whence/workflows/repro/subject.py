@@ -5,7 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from whence.dtypes import Array
 from whence.errors import ReplayRefused, UnreadableRun
+from whence.records import Call, Program
 from whence.records.slots import is_of_child, is_param
 from whence.results import CallPair, Comparison, Finding, SlotPair, VerdictKind
 
@@ -13,8 +15,6 @@ if TYPE_CHECKING:
     from whence.comparison.paired_runs import PairedRuns
     from whence.comparison.replays.replayer import Replayer
     from whence.comparison.replays.side import ReplaySource
-    from whence.dtypes import Array
-    from whence.records import Call, Program
 
 
 class NothingToRun(ReplayRefused):
