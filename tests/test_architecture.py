@@ -193,7 +193,7 @@ FOLDERS = {
         {"opening"},
     ],
     "workflows": [
-        {"upload", "latest", "notebook_progress", "range_measuring", "raw_shapes"},
+        {"upload", "latest", "notebook_progress", "raw_shapes"},
         {"saved_at_url"},
         {"saved"},
         {

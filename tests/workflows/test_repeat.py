@@ -16,8 +16,7 @@ from whence.records.marks import EMPTY_IS_READ
 from whence.report.repeat import repeated_text
 from whence.results import Repeated, SourceKind, Status
 from whence.workflows.repeat import programs
-from whence.workflows.repeat.repeat import Repetition, words_and_advice
-from whence.workflows.repeat.sources import Walk
+from whence.workflows.repeat.repeat import Repetition, Walk, words_and_advice
 
 pytestmark = pytest.mark.torch
 

@@ -14,7 +14,7 @@ import shutil
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -22,17 +22,13 @@ from whence import disk, extras
 from whence.errors import CaptureError, OutputExists, UsageError
 from whence.instrument.rungs import RUNGS
 from whence.readers.opening import open_run
+from whence.records import Call, Record, Run
 from whence.records.slots import SlotKind, is_mutated, is_output, slot_of_kind
-from whence.results import Evidence, Ladder, Rung, RungKind, Status, VerdictKind
+from whence.results import Comparison, Evidence, Ladder, Rung, RungKind, Status, VerdictKind
 from whence.workflows.compare import compare
-from whence.workflows.ladder.climbers import FINE, Judgement, first_outside
+from whence.workflows.ladder.climbers import FINE, Climber, Judgement, first_outside
 from whence.workflows.notebook_progress import Tell
 from whence.workflows.saved import AnyPath, storing
-
-if TYPE_CHECKING:
-    from whence.records import Call, Record, Run
-    from whence.results import Comparison
-    from whence.workflows.ladder.climbers import Climber
 
 FILE = "ladder.json"
 
