@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from whence.errors import UsageError
+from whence.records import Run
 from whence.workflows.saved import AnyPath, AnyRun, as_run, check_output, load_policy, views, write
 
 if TYPE_CHECKING:
@@ -21,7 +22,6 @@ if TYPE_CHECKING:
     from whence.comparison.options import CompareOptions
     from whence.comparison.replays.user_model import Models
     from whence.judge.policy import Policy
-    from whence.records import Run
     from whence.results import Comparison
 
 

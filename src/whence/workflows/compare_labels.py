@@ -11,15 +11,15 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from whence.dtypes import Array
 from whence.errors import CaptureError, ElementsMissing, UnreadableRun
+from whence.records import Run
 from whence.results import Comparison, Finding, Shown, Status, Verdict, ViewRow, severity
 from whence.workflows.notebook_progress import Count
 from whence.workflows.saved import AnyPath, AnyRun, as_run, check_output, storing
 
 if TYPE_CHECKING:
     from whence.comparison.prepare.label_sides import Label, TensorMatcher
-    from whence.dtypes import Array
-    from whence.records import Run
 
 _SHOWN = 3  # sentences of a kind
 _MOMENTS = ("before", "after")  # folders in which libraries keep what an operation takes and gives

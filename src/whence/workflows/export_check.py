@@ -13,13 +13,13 @@ import msgspec
 import numpy as np
 
 from whence import extras
+from whence.dtypes import Array
 from whence.errors import UnreadableRun, UsageError
 from whence.workflows.saved import AnyPath
 
 if TYPE_CHECKING:
     from torch.nn import Module
 
-    from whence.dtypes import Array
     from whence.readers.encodings.onnx_model import OnnxGraph
     from whence.results import Comparison
 

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from whence.errors import UsageError, WhenceError
+from whence.records import Run
 from whence.workflows.notebook_progress import Count
 from whence.workflows.saved import AnyPath
 
 if TYPE_CHECKING:
-    from whence.records import Run
     from whence.store import Packed, StoredRun
     from whence.store.packed_reference import PackingState
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from whence import align, store
 from whence.comparison.context import prepare
@@ -11,6 +10,7 @@ from whence.comparison.options import CompareOptions
 from whence.comparison.prepare import partial_prints
 from whence.comparison.prepare.labels import plain
 from whence.comparison.programs import program_flow, programs
+from whence.comparison.replays.user_model import Models
 from whence.errors import UnreadableRun
 from whence.readers.encodings.raw_form import Forms
 from whence.readers.opening import open_run
@@ -18,9 +18,6 @@ from whence.records import Run
 from whence.results import Comparison
 from whence.workflows import raw_shapes
 from whence.workflows.saved import load_policy
-
-if TYPE_CHECKING:
-    from whence.comparison.replays.user_model import Models
 
 
 def runs_of(compared: Comparison, folder: str = "") -> tuple[Run, Run]:

@@ -7,11 +7,11 @@ import re
 from typing import TYPE_CHECKING
 
 from whence.errors import UnreadableRun, UsageError
+from whence.records import Call
 from whence.workflows.saved import AnyComparison, as_comparison
 
 if TYPE_CHECKING:
     from whence.comparison.answer.origin import OriginTracer
-    from whence.records import Call
     from whence.results import Origin
 
 _POINT = re.compile(r"(?P<name>.+?)(?:@(?P<step>\d+)(?:\.(?P<occurrence>\d+))?)?")

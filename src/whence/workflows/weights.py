@@ -9,14 +9,13 @@ from typing import TYPE_CHECKING
 from msgspec.structs import replace
 
 from whence.errors import ElementsMissing, UsageError
+from whence.records import Call, Run
 from whence.records.slots import is_param, param_name
-from whence.results import FacedWeight, WeightMap
+from whence.results import FacedWeight, Made, SlotPair, WeightMap
 from whence.workflows.saved import AnyPath, AnyRun
 
 if TYPE_CHECKING:
     from whence import align
-    from whence.records import Call, Run
-    from whence.results import Made, SlotPair
 
 
 def map_weights(

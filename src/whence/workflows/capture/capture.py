@@ -10,11 +10,13 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 from whence import store
 from whence.errors import UsageError
-from whence.instrument.options import make
+from whence.instrument.arguments import CaptureArguments, StepsArgument
+from whence.instrument.options import CaptureOptions, make
+from whence.instrument.session import Session
 from whence.workflows.capture.process_end import at_the_end
 from whence.workflows.capture.setup import (
     check_patch,
@@ -26,12 +28,7 @@ from whence.workflows.capture.setup import (
 )
 
 if TYPE_CHECKING:
-    from typing import Unpack
-
-    from whence.instrument.arguments import CaptureArguments, StepsArgument
     from whence.instrument.framework import Listening
-    from whence.instrument.options import CaptureOptions
-    from whence.instrument.session import Session
     from whence.workflows.saved import AnyPath
 
 

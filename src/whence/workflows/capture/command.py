@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import IO, TYPE_CHECKING
+from typing import IO, TYPE_CHECKING, Unpack
 
 if TYPE_CHECKING:
-    from typing import Unpack
-
     from whence.instrument.arguments import CaptureArguments
     from whence.instrument.launch.launcher import RunStore
     from whence.records import RunInfo

@@ -17,20 +17,16 @@ import re
 import time
 from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, Unpack
 
 from whence import disk, extras
 from whence.dtypes import Array
 from whence.errors import UsageError
+from whence.instrument.arguments import ForceArgument
 from whence.instrument.options import make
 from whence.records import Call, Run
 from whence.records.slots import split_slot
 from whence.workflows.saved import AnyPath
-
-if TYPE_CHECKING:
-    from typing import Unpack
-
-    from whence.instrument.arguments import ForceArgument
 
 _TORCH = ("fullgraph", "dynamic", "options", "torch_mode")
 

@@ -12,23 +12,18 @@ import shutil
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, Unpack
 
 import msgspec
 
+from whence.instrument.arguments import ForceArgument
 from whence.instrument.labels.labels import complain
-from whence.instrument.options import make
+from whence.instrument.options import CaptureOptions, make
 from whence.readers.opening import _BESIDE
+from whence.records import Call, Run
 from whence.records.logits import LAST_LAYER
 from whence.records.marks import Mark, has_mark
 from whence.workflows.saved import AnyPath
-
-if TYPE_CHECKING:
-    from typing import Unpack
-
-    from whence.instrument.arguments import ForceArgument
-    from whence.instrument.options import CaptureOptions
-    from whence.records import Call, Run
 
 _OFTEN_BYTES = 64 << 20
 _open: dict[Path, Dump] = {}  # of this process, by where they lie

@@ -14,7 +14,7 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from whence.instrument.labels.labels import (
     FOLDER,
@@ -26,11 +26,9 @@ from whence.instrument.labels.labels import (
     left_over,
     source_of,
 )
+from whence.instrument.options import CaptureOptions
+from whence.instrument.session import Session
 from whence.workflows.capture.process_end import before_leaving_at_once
-
-if TYPE_CHECKING:
-    from whence.instrument.options import CaptureOptions
-    from whence.instrument.session import Session
 
 _tasks, _ids = Tasks(), Ids()
 _in_graph: list[Callable[..., bool]] = []  # of torch, when it is imported

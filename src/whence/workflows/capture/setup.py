@@ -13,16 +13,16 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from whence.dtypes import Array
 from whence.errors import ElementsMissing, UsageError
+from whence.instrument.options import CaptureOptions
 from whence.instrument.session import Session
 from whence.instrument.wording import stderr_is_terminal
 from whence.lazy_names import importing
+from whence.records import Call, External, Run, RunInfo
 
 if TYPE_CHECKING:
-    from whence.dtypes import Array
     from whence.instrument.framework import Listening
-    from whence.instrument.options import CaptureOptions
-    from whence.records import Call, External, Run, RunInfo
 
 _SILENT_S = 1.0
 

@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from whence import dtypes, extras
+from whence.dtypes import Array
 from whence.errors import UsageError
 from whence.workflows.operator_fuzz.forms import Extent, Form
 from whence.workflows.operator_fuzz.kernels import Kernel
 
 if TYPE_CHECKING:
-    from whence.dtypes import Array
     from whence.records import Call, Run
 
 _SHOWN = 8

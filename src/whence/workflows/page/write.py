@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from whence.errors import OutputExists, UnreadableRun, UsageError
+from whence.records import Run
 from whence.results import Comparison, Evidence, TokenMatch
 from whence.workflows.notebook_progress import Count
 from whence.workflows.saved import AnyComparison, AnyPath, load_comparison, storing, write_file
 
 if TYPE_CHECKING:
-    from whence.records import Run
     from whence.results.page import Page
 
 _DETAILS = 40

@@ -22,7 +22,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -30,16 +30,22 @@ import numpy as np
 from whence import disk
 from whence.errors import OutputExists, UsageError, WhenceError
 from whence.readers.opening import open_run
-from whence.results import ModulePlace, Release, Status, Upgrade, Upgraded, UpgradeKind, VerdictKind
+from whence.results import (
+    Comparison,
+    Finding,
+    ModulePlace,
+    Release,
+    Status,
+    Upgrade,
+    Upgraded,
+    UpgradeKind,
+    VerdictKind,
+)
 from whence.workflows.notebook_progress import Tell
 from whence.workflows.saved import AnyPath
 from whence.workflows.upgrade import environments
 from whence.workflows.upgrade.environments import Environment
 from whence.workflows.upgrade.inside.catalogues import GENERATED
-
-if TYPE_CHECKING:
-    from whence.results import Comparison, Finding
-
 
 RESULTS = "results.jsonl"
 _ASKED = "asked.json"
