@@ -8,14 +8,11 @@ time.
 
 from __future__ import annotations
 
-import importlib
 import os
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from pathlib import Path
-from types import ModuleType
 from typing import Any, TypeVar
 
 import numpy as np
@@ -23,23 +20,13 @@ import numpy as np
 from whence import _kernels, dtypes
 from whence.dtypes import Array, DType
 from whence.errors import UsageError
-from whence.metrics import agreement, extremes, numpy_pass, permuted
+from whence.metrics import numpy_pass, permuted
 from whence.metrics.accumulators import Accumulators, F, I, empty, join, worst_channel
 from whence.metrics.custom import Custom, apply
 from whence.metrics.metric import Metric
+from whence.metrics.table import MAX_CHANNELS, METRICS, OVER_FINITE_PAIRS
 from whence.results import Measured
 
-
-def _families() -> list[ModuleType]:
-    """The files of this folder that define METRICS, sorted by their ORDER."""
-    folder = Path(__file__).parent
-    names = sorted(path.stem for path in folder.glob("[!_]*.py") if path != Path(__file__))
-    modules = [importlib.import_module(f"whence.metrics.{name}") for name in names]
-    return sorted((m for m in modules if hasattr(m, "METRICS")), key=lambda m: m.ORDER)
-
-
-_FAMILIES = _families()
-METRICS: tuple[Metric, ...] = tuple(m for family in _FAMILIES for m in family.METRICS)
 TIERS = ("same", "core", "full")
 
 JOINT_FROM = 1 << 16
@@ -143,9 +130,7 @@ def _jobs(
             answer.append(Measured(tier, r_type is t_type, dict.fromkeys(names), whys))
             continue
         channels = (
-            shape[-1]
-            if len(shape) >= 2 and shape[-1] <= extremes.MAX_CHANNELS and tier == "full"
-            else 0
+            shape[-1] if len(shape) >= 2 and shape[-1] <= MAX_CHANNELS and tier == "full" else 0
         )
         answer.append(None)
         yield Job(
@@ -199,7 +184,7 @@ def _same(job: Job, rows: Accumulators, k: int) -> Measured:
     if job.r_type is job.t_type:
         identical = not rows.ints[k, I["bytes_differ"]]
         return Measured("same", identical, {"values_equal": 1.0} if identical else {})
-    equal = next(m for m in agreement.METRICS if m.name == "values_equal").formula(rows)[k]
+    equal = next(m for m in METRICS if m.name == "values_equal").formula(rows)[k]
     return Measured("same", False, {"values_equal": float(equal)})
 
 
@@ -254,21 +239,13 @@ def _measured(jobs: Sequence[Job], rows: Accumulators, options: Options) -> Iter
 
 
 def _why(metric: Metric, none_finite: bool) -> str:
-    if metric.why and not (none_finite and metric.name in _ERROR_NAMES):
+    if metric.why and not (none_finite and metric.name in OVER_FINITE_PAIRS):
         return metric.why
     return (
         "no place is finite on both sides"
         if none_finite
         else "not a number: sums left the range of float64"
     )
-
-
-_ERROR_NAMES = frozenset(
-    metric.name
-    for family in _FAMILIES
-    if getattr(family, "OVER_FINITE_PAIRS", False)
-    for metric in family.METRICS
-)
 
 
 def _unravel(place: int, shape: tuple[int, ...]) -> tuple[int, ...]:

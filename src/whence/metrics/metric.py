@@ -1,9 +1,4 @@
-"""One metric: its name, its definition, and how it is computed from the accumulators of a pass.
-
-A file of this folder adds metrics by two names: METRICS, a tuple of them, and ORDER, the position
-of the file among the others (and so of its columns). OVER_FINITE_PAIRS = True means that its
-figures are taken over elements that are finite on both sides, and are missing where there are none.
-"""
+"""One metric: its name, its definition, and how it is computed from the accumulators of a pass."""
 
 from __future__ import annotations
 

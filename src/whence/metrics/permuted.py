@@ -9,7 +9,6 @@ import numpy as np
 from whence import _kernels, dtypes
 from whence.dtypes import Array
 from whence.metrics.accumulators import Accumulators, F, I
-from whence.metrics.metric import Metric
 from whence.metrics.numpy_pass import CHUNK, flat
 
 _CODE_OF_WIDTH = {1: 6, 2: 11, 4: 13, 8: 9}
@@ -60,15 +59,3 @@ def _checksum(array: Array, common: type[np.float64] | type[np.complex128] | Non
         else:
             total += _kernels.checksum(part.view(np.uint8), part.itemsize)
     return total % (1 << 64)
-
-
-ORDER = 90
-METRICS = (
-    Metric(
-        "permuted",
-        "full",
-        "1 if the elements differ but are the same ones in another order, else 0",
-        "equal sums of 64-bit mixes (splitmix64) of the elements",
-        lambda a: a.permuted,
-    ),
-)
