@@ -8,7 +8,6 @@ called `token_1` keeps its name.
 
 from __future__ import annotations
 
-import difflib
 import itertools
 import re
 from collections import Counter, defaultdict
@@ -69,7 +68,7 @@ _SIDES = {
     "input": "input", "inputs": "input", "输入": "input", "in": "input", "args": "input",
     "entree": "input", "entrée": "input", "eingang": "input",
     "output": "output", "outputs": "output", "输出": "output", "out": "output",
-    "result": "output", "ret": "output", "sortie": "output", "ausgang": "output",
+    "result": "output", "ret": "output", "ouput": "output", "ouputs": "output", "sortie": "output", "ausgang": "output",
 }  # fmt: skip
 _LAST_WORDS = {
     "x": "input", "y": "output", "pre": "input", "post": "output",
@@ -78,9 +77,8 @@ _LAST_WORDS = {
 """Words of a side (input or output) that count where all names end in one; they also begin and end
 names of modules.
 """
-_CLEAR = frozenset(("input", "inputs", "输入", "output", "outputs", "输出"))
+_CLEAR = frozenset(("input", "inputs", "输入", "output", "outputs", "ouput", "ouputs", "输出"))
 """Those words that mean a side wherever they end a name."""
-_CLEAR_WORDS = sorted(word for word in _CLEAR if word.isascii())
 _ACTIVATION = re.compile(
     r"(?:act(?:ivation)?s?|hidden(?:_states?)?|features?|taps?|intermediates?|激活)\."
     r"(?!.*(?:weight|bias|running_\w+|num_batches_tracked)$)|.*\.grad$",
@@ -418,7 +416,7 @@ def sides(names: Sequence[str]) -> list[tuple[str, str, str]]:
     input, and a word makes an output if its module has an input: BERT has modules called output.
     Names that state inputs alone are checked one by one, under their whole names.
     """
-    at_end = _with_arguments([_at_end(_MISSPELT.sub(_corrected, name)) for name in names])
+    at_end = _with_arguments([_at_end(name) for name in names])
     if all(side and side[0] and side[1] == "input" for side in at_end):
         return [(name, "output", "0") for name in names]  # what was recorded, in its order
     at_start = [_at_start(name) for name in names]
@@ -464,19 +462,6 @@ def _with_arguments(
                 side = (side[0][:above], "input", side[0][above:].strip("._/-"))
         out.append(side)
     return out
-
-
-_MISSPELT = re.compile(r"[A-Za-z]{4,8}(?=[._-]?\d*$)")
-
-
-def _corrected(match: re.Match[str]) -> str:
-    return _spelt(match[0].lower()) or match[0]
-
-
-@lru_cache(maxsize=4096)
-def _spelt(word: str) -> str:
-    """Returns the word of a side that a word is a slip of, "" for none."""
-    return next(iter(difflib.get_close_matches(word, _CLEAR_WORDS, 1, 0.85)), "")
 
 
 def _scopes(sides: Iterable[tuple[str, str, str] | None], kind: str) -> set[str]:
