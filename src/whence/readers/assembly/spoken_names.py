@@ -68,7 +68,8 @@ _SIDES = {
     "input": "input", "inputs": "input", "输入": "input", "in": "input", "args": "input",
     "entree": "input", "entrée": "input", "eingang": "input",
     "output": "output", "outputs": "output", "输出": "output", "out": "output",
-    "result": "output", "ret": "output", "ouput": "output", "ouputs": "output", "sortie": "output", "ausgang": "output",
+    "result": "output", "ret": "output", "sortie": "output", "ausgang": "output",
+    "ouput": "output", "ouputs": "output",
 }  # fmt: skip
 _LAST_WORDS = {
     "x": "input", "y": "output", "pre": "input", "post": "output",
