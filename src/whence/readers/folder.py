@@ -9,12 +9,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import PurePosixPath
 
 from whence.errors import ElementsMissing, MissingDependency, UnreadableRun, WhenceError
 from whence.readers.assembly import named_tensors
 from whence.readers.assembly.joined_parts import Part, joined
-from whence.readers.source import Place, Reader
+from whence.readers.source import Place, Reader, suffix_of
 from whence.readers.unread import Content, content_of, described, may_hold, not_read
 from whence.records import Dumped, Lack, Missing, Over, Run, missing_of
 
@@ -142,7 +141,7 @@ class _Reading:
                 self._lacks(Lack.UNREAD, name, "is a link that leads nowhere or out of the folder, "
                             "a pipe or a folder too deep, and is not followed")  # fmt: skip
         recognised: list[tuple[str, Place, str]] = []
-        read = {PurePosixPath(name).suffix for name in set(self._place.files) - {*self._left.files}}
+        read = {suffix_of(name) for name in set(self._place.files) - {*self._left.files}}
         for name, file in self._places():
             content = content_of(file, name)
             if content in (Content.EMPTY, Content.CUT):
@@ -152,7 +151,7 @@ class _Reading:
                 recognised += [(name, file, reader)] if reader else []
                 if (
                     not reader
-                    and PurePosixPath(name).suffix in read & _TABLES
+                    and suffix_of(name) in read & _TABLES
                     and file.size <= len(file.head)
                     and not file.head.endswith(b"\n")
                 ):

@@ -220,8 +220,9 @@ def _with_names_beside(items: Sequence[Named], beside: TextsBeside, file: str) -
     """Returns the tensors of a file that have positions for names under those that a text beside
     the file lists, as many as they are.
     """
-    places = [item.name.removeprefix("arr_") for item in items]
-    if len(items) < 2 or places != [str(n) for n in range(len(items))]:
+    if len(items) < 2 or any(
+        item.name.removeprefix("arr_") != str(n) for n, item in enumerate(items)
+    ):
         return items
     names = beside.listed(file, len(items))
     return [replace(item, name=name) for item, name in zip(items, names)] if names else items

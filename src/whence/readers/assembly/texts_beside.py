@@ -26,6 +26,7 @@ class TextsBeside:
         self._root = root
         self._texts: dict[PurePosixPath, Any] = {}
         self._folders: dict[PurePosixPath, tuple[frozenset[str], dict[str, Any]]] = {}
+        self._silent: dict[str, bool] = {}
 
     def of(self, name: str) -> Iterator[Any]:
         """Yields what is said of a file, the text of its own first: JSON, or words. name: relative,
@@ -36,6 +37,11 @@ class TextsBeside:
 
     def called(self, name: str) -> str:
         """Returns the name of the tensor in a file, "" where no text states it."""
+        folder = name.rpartition("/")[0]
+        if folder not in self._silent:
+            self._silent[folder] = not any(self._folder(PurePosixPath(folder)))
+        if self._silent[folder]:
+            return ""
         pure = PurePosixPath(name)
         trees = [tree for tree in self._own(pure) if isinstance(tree, dict)]
         return next(filter(None, map(_name_in, (*trees, *self._listed(pure)))), "")
