@@ -320,8 +320,8 @@ def _but_for_a_bias(g: F64, t: F64, room: float) -> str:
         around = tuple(k for k in range(g.ndim) if k != axis)
         if not around or g.size - g.shape[axis] < PATTERN_ELEMENTS_ONE_NUMBER:
             continue
-        parts = [x - x.mean(around, keepdims=True) for x in (g, t)]
-        if pattern := _one_factor(*parts, room):
+        of_reference, of_target = (x - x.mean(around, keepdims=True) for x in (g, t))
+        if pattern := _one_factor(of_reference, of_target, room):
             return f"{pattern}, but for a bias"
     return ""
 

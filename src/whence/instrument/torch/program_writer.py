@@ -220,9 +220,10 @@ def numbered_anew(
     constants. places, constants: of the inputs and constants that they read. lines: source line of
     each operation. fields: of the program.
     """
-    kept = operations, places, constants
-    numbers = ({old: new for new, old in enumerate(indices)} for indices in kept)
-    rename = functools.partial(renumbered, *numbers)
+    of_operations, of_places, of_constants = (
+        {old: new for new, old in enumerate(indices)} for indices in (operations, places, constants)
+    )
+    rename = functools.partial(renumbered, of_operations, of_places, of_constants)
     program = Program(
         id="",
         operations=tuple(

@@ -185,8 +185,8 @@ def of_files(
     """
     beside = TextsBeside(place.path if place.is_folder else place.path.parent)
     if not place.is_folder:
-        read = list(items(building, File(place.path)))
-        return _of_file(place, _with_names_beside(read, beside, place.path.name))
+        loose = list(items(building, File(place.path)))
+        return _of_file(place, _with_names_beside(loose, beside, place.path.name))
     tensors: list[tuple[Named, int, File, str]] = []
     for name in filter(is_ours, place.files):
         try:

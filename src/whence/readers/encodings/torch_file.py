@@ -259,9 +259,7 @@ def _number_word(items: Sequence[Any]) -> str | None:
     for item in items:
         texts = [p for p in item if isinstance(p, str)] if isinstance(item, tuple) else []
         for text in texts[:1]:
-            numbers.setdefault(text, []).append(
-                next((p for p in item if isinstance(p, int)), -1)  # type: ignore[misc]
-            )
+            numbers.setdefault(text, []).append(next((p for p in item if isinstance(p, int)), -1))
     if all(len(its) == 1 for its in numbers.values()):
         return None
     if len({frozenset(its) for its in numbers.values()}) == 1 and re.search(

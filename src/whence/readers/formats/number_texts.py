@@ -281,8 +281,10 @@ def _tree(value: Any, digits: Digits) -> Any:
 def _coded(value: dict[str, Any]) -> dict[str, Values]:
     """Returns {key: tensor} of the bytes in base64 that have their shape and dtype beside them."""
     shape = next((value[key] for key in _SHAPES if key in value), None)
+    if not isinstance(shape, list):
+        return {}
     texts = {k: t for k, t in value.items() if isinstance(t, str) and k in torch_file.CODED}
-    for key, text in texts.items() if isinstance(shape, list) else ():
+    for key, text in texts.items():
         data = base64.b64decode(text, validate=True)
         form = raw_form.of_value({**value, "shape": [int(n) for n in shape]}, len(data))
         if form is not None:

@@ -164,10 +164,9 @@ class LabelJudge:
             if is_behind:
                 suspects.add(node)
         for node in self._behind_layers(firsts, [label.scope for label in labels], errors):
-            label = labels[node].id
-            verdicts[label] = verdicts[label].withdrawn(
-                VerdictKind.INHERITED, verdicts[label].sentence
-            )
+            number = labels[node].id
+            verdict = verdicts[number]
+            verdicts[number] = verdict.withdrawn(VerdictKind.INHERITED, verdict.sentence)
             firsts.remove(node)
         if len(firsts) > 1:
             everything = _common([label.scope for label in labels])
