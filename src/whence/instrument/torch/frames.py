@@ -4,7 +4,7 @@ module.
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import Any
 
 from whence.frameworks.torch_trees import ObjectSnapshot
 from whence.instrument.call_frames import Frame
@@ -93,24 +93,3 @@ def call_of(frame: ModuleFrame, rank: int, program: str, no_program: str, error:
         (frame.note,) if frame.note else (),
         error,
     )  # by position: names would take longer than all the rest of it
-
-
-class Sighter(Protocol):
-    """The call in which a tensor is seen. keep: whether elements were wanted when the call began.
-    placements: DTensor placements by slot, filled in as tensors are seen.
-    """
-
-    scope: str
-    keep: bool
-    op_type: str
-    placements: dict[str, Placement]
-
-
-class Sighting:
-    """A `Sighter` that is nothing else."""
-
-    __slots__ = ("keep", "op_type", "placements", "scope")
-
-    def __init__(self, scope: str, op_type: str, keep: bool) -> None:
-        self.scope, self.op_type, self.keep = scope, op_type, keep
-        self.placements: dict[str, Placement] = {}

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 import numpy as np
@@ -18,6 +18,7 @@ from whence.frameworks import torch_arrays as tensors
 from whence.frameworks.torch_arrays import TensorSnapshot
 from whence.frameworks.torch_trees import ObjectSnapshot
 from whence.instrument.session import Content, Form
+from whence.records import Placement
 
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 hash_of = xxhash.xxh3_128_digest
@@ -129,6 +130,27 @@ class Probe:
             if hash_of(view) != digest:
                 return False
         return True
+
+
+class Sighter(Protocol):
+    """The call in which a tensor is seen. keep: whether elements were wanted when the call began.
+    placements: DTensor placements by slot, filled in as tensors are seen.
+    """
+
+    scope: str
+    keep: bool
+    op_type: str
+    placements: dict[str, Placement]
+
+
+class Sighting:
+    """A `Sighter` that is nothing else."""
+
+    __slots__ = ("keep", "op_type", "placements", "scope")
+
+    def __init__(self, scope: str, op_type: str, keep: bool) -> None:
+        self.scope, self.op_type, self.keep = scope, op_type, keep
+        self.placements: dict[str, Placement] = {}
 
 
 class PlainForm(msgspec.Struct, gc=False, eq=False):

@@ -33,13 +33,13 @@ from whence.instrument.session import Content, Form, Origin, Session
 from whence.instrument.torch import device_figures
 from whence.instrument.torch.device_figures import DeviceReader, Layout, stream_of
 from whence.instrument.torch.dtensor_placement import placement_of
-from whence.instrument.torch.frames import Sighter
 from whence.instrument.torch.tensor_content import (
     UNSETTLED,
     Bytes,
     Pending,
     PlainForm,
     SeenTensor,
+    Sighter,
     content_of,
     expired,
     form_of,

@@ -24,12 +24,12 @@ from whence.instrument.torch.compiled.fx_nodes import Named, flat, named
 from whence.instrument.torch.compiled.graph import Execution, Graph
 from whence.instrument.torch.compiled.module_paths import ModulePaths
 from whence.instrument.torch.compiled.observer_effect import Cannot, difference, silently
-from whence.instrument.torch.frames import ModuleFrame, Sighting
+from whence.instrument.torch.frames import ModuleFrame
 from whence.instrument.torch.module_info import ModuleRoot
 from whence.instrument.torch.overload import overload_of
 from whence.instrument.torch.program_cache import ProgramWriter
 from whence.instrument.torch.regions import Region, part_of
-from whence.instrument.torch.tensor_content import StorageRef, sample, storage_ref
+from whence.instrument.torch.tensor_content import Sighting, StorageRef, sample, storage_ref
 from whence.instrument.torch.tensor_identity import TensorRegistry
 from whence.instrument.wording import raised
 from whence.records import Call, Operation, Program, Ref

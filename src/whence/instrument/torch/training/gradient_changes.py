@@ -23,7 +23,6 @@ from whence.frameworks.torch_arrays import NAMES, tensors_in
 from whence.instrument.call_frames import CallFrames
 from whence.instrument.guard import Replacements
 from whence.instrument.session import Session
-from whence.instrument.torch.frames import Sighting
 from whence.instrument.torch.list_operators import UNSCALES
 from whence.instrument.torch.operand_table import layout
 from whence.instrument.torch.program_cache import ProgramWriter
@@ -31,7 +30,7 @@ from whence.instrument.torch.program_recorder import Recording
 from whence.instrument.torch.program_writer import content_digest
 from whence.instrument.torch.regions import part_of
 from whence.instrument.torch.split_recording import Wanted, is_measured
-from whence.instrument.torch.tensor_content import Pending
+from whence.instrument.torch.tensor_content import Pending, Sighting
 from whence.instrument.torch.tensor_identity import TensorRegistry, resolved
 from whence.instrument.torch.training.code_region import CodeRecorder, CodeRegion
 from whence.instrument.torch.training.gradient_hooks import Gradient

@@ -11,9 +11,9 @@ import torch
 
 from whence.frameworks.torch_arrays import NAMES
 from whence.instrument.session import Session
-from whence.instrument.torch.frames import Sighting
 from whence.instrument.torch.program_cache import ProgramWriter
 from whence.instrument.torch.regions import part_of
+from whence.instrument.torch.tensor_content import Sighting
 from whence.instrument.torch.tensor_identity import TensorRegistry
 from whence.instrument.torch.training.forward_calls import Edge
 from whence.instrument.torch.training.gradient_changes import GradientChanges, TakenGradients
