@@ -269,17 +269,17 @@ def test_without_a_program_it_says_why_and_what_to_do(tmp_path, capsys):
 
 def test_a_device_that_is_not_here(tmp_path, monkeypatch, capsys):
     """The recorded output stands for it; the script runs there as the target did."""
-    from whence.workflows.repro import finding
+    from whence.workflows.repro import repro
 
     first, second = captured(tmp_path / "ref"), captured(tmp_path / "tgt", Off)
     cmp = compared(tmp_path, first, second)
-    way_of = finding.way_of
+    way_of = repro.way_of
 
     def elsewhere(run, call, notes):
         way = way_of(run, call, notes)
-        return finding.replace(way, device="xpu:7") if Path(run.path) == Path(second) else way
+        return repro.replace(way, device="xpu:7") if Path(run.path) == Path(second) else way
 
-    monkeypatch.setattr(finding, "way_of", elsewhere)
+    monkeypatch.setattr(repro, "way_of", elsewhere)
     made = whence.repro(cmp, tmp_path / "repro")
     assert (made.default, made.holds) == ("recorded", True)
     assert made.sentence.startswith(

@@ -4,7 +4,7 @@ import pytest
 
 from whence.errors import OutputExists
 from whence.replay.export.script import LIMITS
-from whence.workflows.repro import finding
+from whence.workflows.repro import repro
 
 pytestmark = pytest.mark.torch
 
@@ -13,6 +13,6 @@ pytestmark = pytest.mark.torch
 def test_force_replaces_no_file_of_somebody_else(name, tmp_path):
     (tmp_path / name).write_text("mine")
     with pytest.raises(OutputExists, match="not of a script that whence wrote"):
-        finding._check(tmp_path, force=True)
+        repro._check(tmp_path, force=True)
     (tmp_path / "repro.py").write_text(f'"""A script."""{LIMITS}1')
-    finding._check(tmp_path, force=True)
+    repro._check(tmp_path, force=True)
