@@ -332,6 +332,21 @@ def test_tokens_that_are_reported_otherwise_than_they_went_on_are_the_samplers()
     assert (fault.stage, fault.step, fault.tensor) == ("sampler", 3, "tokens")
 
 
+def test_requests_that_take_turns_are_told_apart_by_their_turns():
+    schedule = Schedule([[1, 2, 9, 4, 5], [3, 4, 9, 4, 6]])
+    calls = [
+        ([1, 2], 0),
+        ([3, 4], 0),
+        *(([token], n) for n, token in ((2, 9), (2, 9), (3, 4), (3, 4))),
+    ]
+    served = [
+        segment.request
+        for tokens, position in calls
+        for segment in schedule.segments([Piece(0, (0, len(tokens)), tokens, position)])
+    ]
+    assert served == [0, 1, 0, 1, 0, 1]
+
+
 def test_tokens_of_others_at_a_position_that_a_request_passed_are_not_its_own():
     schedule = Schedule([[7, 8, 9, 5, 6], [3, 9, 4, 2]])
 

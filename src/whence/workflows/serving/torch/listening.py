@@ -426,7 +426,8 @@ class Schedule:
     def __init__(self, sequences: Sequence[Sequence[int]]) -> None:
         self._sequences = [list(sequence) for sequence in sequences]
         self._ends = [0] * len(sequences)
-        self._order: list[int] = []
+        self._served = [(-1, 0)] * len(sequences)
+        self._calls = 0
         self.unmatched = 0
 
     def segments(self, tokens: Sequence[Piece]) -> list[Segment]:
@@ -439,7 +440,8 @@ class Schedule:
                 continue
             segments.append(Segment(request, piece.row, piece.columns, start, at))
             self._ends[request] = start + len(piece.tokens)
-        self._order = [segment.request for segment in segments]
+            self._served[request] = self._calls, at
+        self._calls += 1
         return segments
 
     def _request(self, piece: Piece, used: set[int]) -> tuple[int, int]:
@@ -462,13 +464,13 @@ class Schedule:
         starts = {self._ends[request], piece.position, 0}
         return [s for s in starts if s >= 0 and sequence[s : s + count] == piece.tokens]
 
-    def _rank(self, place: tuple[int, int], piece: Piece) -> tuple[bool, bool, int, int]:
+    def _rank(self, place: tuple[int, int], piece: Piece) -> tuple[bool, bool, int, int, int]:
         """Sort key, best first: continues where its request ended, at the position that the call
-        gives, in the order of the previous call.
+        gives, was served longest ago, stood first in that call.
         """
         request, start = place
-        order = self._order.index(request) if request in self._order else len(self._order)
-        return start != self._ends[request], start != piece.position, order, request
+        is_elsewhere = start != self._ends[request], start != piece.position
+        return *is_elsewhere, *self._served[request], request
 
 
 def pieces(ids: torch.Tensor, kwargs: Mapping[str, Any]) -> list[Piece]:
