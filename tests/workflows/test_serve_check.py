@@ -546,7 +546,7 @@ def test_the_page_shows_every_stage():
     page = Stages(serving_html(checked(Engine(spoil=zeroed))))
     assert {name: kind for name, (kind, _) in page.stages.items()} == {
         "prompts": "wrong", "logits": "wrong", "first token": "wrong",
-        "prefill or decode": "wrong", "cache": "wrong", "layer": "right",
+        "prefill or decode": "wrong", "cache": "wrong", "layer": "right", "operator": "open",
     }  # fmt: skip
     assert page.stages["cache"][1] == "layer 2, V, head 1"
     assert page.cells == [False] * 5 + [False] * 3 + [True] * 2
@@ -557,6 +557,20 @@ def test_the_page_shows_every_stage():
     page = Stages(serving_html(checked(engine)))
     assert page.stages["cache"][0] == "right"
     assert page.stages["layer"] == ("wrong", "outside of layers: norm")
+
+
+def test_the_page_names_an_operator_that_depends_on_others():
+    def operator(engine):
+        prompts = [[1, 2, 3, 4], [5, 6, 7, 8]]
+        result = whence.serve_check(Net(), engine, prompts, max_new_tokens=3, alone=True)
+        return Stages(serving_html(result)).stages["operator"]
+
+    assert operator(Engine()) == ("right", "none depends on others in the batch")
+    engine = Together()
+    engine.model.norm.register_forward_hook(lambda module, args, out: out - 0.1 * out.mean(0))
+    kind, words = operator(engine)
+    assert kind == "wrong"
+    assert words.startswith("aten.sub.Tensor in norm ")
 
 
 def test_what_is_no_engine_is_refused():

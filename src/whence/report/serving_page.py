@@ -81,6 +81,17 @@ def _stages(result: ServingCheck) -> Iterator[str]:
         first is not None,
     )
     yield from _inside(fault)
+    yield _operator(result)
+
+
+def _operator(result: ServingCheck) -> str:
+    """The operators that depend on other prompts, where prompts were asked alone too."""
+    operators = dict.fromkeys(each.operator for each in result.batch if each.operator)
+    words = f"{', '.join(operators)} first depends on others in the batch"
+    if not operators:
+        words = "none depends on others in the batch" if result.batch else "not asked for (--alone)"
+    is_wrong = any(each.operator and not each.is_rounding for each in result.batch)
+    return _stage("operator", words, is_wrong, is_open=not result.batch)
 
 
 def _gap(gap: float, noise: float) -> str:
