@@ -8,6 +8,7 @@ from html.parser import HTMLParser
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import whence
@@ -18,6 +19,8 @@ from whence.report.serving_page import serving_html
 torch = pytest.importorskip("torch")
 from torch import nn  # noqa: E402
 
+from whence.workflows.serving.rows import HandedOut  # noqa: E402
+from whence.workflows.serving.torch.forced import Forced  # noqa: E402
 from whence.workflows.serving.torch.listening import Piece, Schedule, pieces  # noqa: E402
 
 pytestmark = pytest.mark.torch
@@ -749,6 +752,36 @@ def test_what_is_wrong_behind_a_quantised_cache_is_found(monkeypatch):
     monkeypatch.setattr(f"{__name__}.Cache", lambda spoil, others: Coded(127, right.decode))
     fault = checked(engine, cache="int8").fault
     assert (fault.stage, fault.name) == ("layer", "layers.2.value")
+
+
+def test_what_does_not_fit_the_reference_is_said():
+    forced, text = Forced(Net(), {"float32"}), [1, 2, 3, 4, 5]
+    rows = np.zeros((3, 2, 4)), np.zeros((3, 2, 4))
+    assert forced.truth(text, modules=True, handed=[HandedOut(4, {1: rows})]).unfit == {1}
+    assert forced.truth(text, modules=True, handed=[HandedOut(4, {})]).unfit == set()
+
+
+def test_only_what_float32_leaves_open_is_computed_in_float64(monkeypatch):
+    wide, truth = [], Forced.truth
+
+    def counted(self, sequence, **options):
+        wide.append(tuple(sequence[:4]))
+        return truth(self, sequence, **options)
+
+    monkeypatch.setattr(Forced, "truth", counted)
+    prompts = [[n, n + 1, n + 2, n + 3] for n in range(1, 6)]
+    result = whence.serve_check(Net(), Engine(), prompts, max_new_tokens=4)
+    assert (result.status, wide) == ("same", [tuple(prompt) for prompt in prompts[:2]])
+
+    engine, asked = Engine(), []
+    engine.model.register_forward_pre_hook(
+        lambda module, args, kwargs: asked.append(kwargs["past_key_values"]), with_kwargs=True
+    )
+    engine.model.head.register_forward_hook(
+        lambda module, args, out: out * (1 + 1e-4 * (asked[-1].others.index(asked[-1]) == 3))
+    )
+    result = whence.serve_check(Net(), engine, prompts, max_new_tokens=4)
+    assert [check.first for check in result.requests] == [-1, -1, -1, 0, -1]
 
 
 def test_numbers_of_eight_bits_are_the_same(monkeypatch):

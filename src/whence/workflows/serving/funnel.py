@@ -243,17 +243,27 @@ class Funnel:
             rows = self._kept.array(f"logits-{number}", width) if places else ()
             logits = dict(zip(places, rows))
             since = len(request.prompt) - 1
+            truth = self._forced.quick_truth(request.sequence, since) if logits else None
+            if truth is not None:
+                score = self._scored(number, request, logits, truth)
+                if _is_clear(score, truth):
+                    return score
             truth = self._forced.truth(request.sequence, modules=False, since=since)
-            check = self._checked(number, request, logits, truth)
-            is_right = _is_right(check, truth, logits.get(len(request.prompt) - 1 + check.first))
-            return _Score(
-                check,
-                is_right,
-                _of_logprobs(number, request, truth, is_right=is_right and bool(logits)),
-                _logprobs_of(request, logits),
-            )
+            return self._scored(number, request, logits, truth)
 
         return self._kept.result(_score_name(number, request), _Score, compute)
+
+    def _scored(
+        self, number: int, request: Request, logits: Mapping[int, Array], truth: Truth
+    ) -> _Score:
+        check = self._checked(number, request, logits, truth)
+        is_right = _is_right(check, truth, logits.get(len(request.prompt) - 1 + check.first))
+        return _Score(
+            check,
+            is_right,
+            _of_logprobs(number, request, truth, is_right=is_right and bool(logits)),
+            _logprobs_of(request, logits),
+        )
 
     def _batch(self, requests: list[Request]) -> tuple[BatchDependence, ...]:
         """For the first few prompts, the operator that first depends on those beside them."""
@@ -455,6 +465,12 @@ class Funnel:
         is_coarse = bool(self._settings.cache or self._settings.cache_error)
         handed = trace.handed() if is_coarse else ()
         truth = self._forced.truth(request.sequence, modules=True, choices=choices, handed=handed)
+        if truth.unfit:
+            layers = ", ".join(map(str, sorted(truth.unfit)))
+            self._notes.append(
+                f"layers {layers}: what the cache hands out has another form than the reference's; "
+                "there the reference attends to its own keys and values"
+            )
         routes = _routes(choices, truth, len(request.sequence))
         if routes or is_coarse:
             flips = sum(int(followed.tied.sum()) for followed in routes.values())
@@ -559,6 +575,13 @@ def _is_right(check: RequestCheck, truth: Truth, first: Array | None) -> bool:
         right = truth.logits[check.first - check.tokens - 1]
         return _logits_error(first, right) <= _allowed_logits(truth)
     return check.error is not None and check.error <= _allowed_logits(truth)
+
+
+def _is_clear(score: _Score, truth: Truth) -> bool:
+    """Whether an answer is right whatever rounding `truth` has itself."""
+    check = score.check
+    is_best = check.first < 0 and not check.ties and score.reported is None
+    return is_best and check.error is not None and check.error <= _allowed_logits(truth) / 2
 
 
 def _allowed_logits(truth: Truth) -> float:

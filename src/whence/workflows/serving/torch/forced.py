@@ -21,12 +21,15 @@ from whence.records.slots import CACHES
 from whence.workflows.serving.rows import Array, Event, HandedOut, Kind, Rows, Trace, distances
 from whence.workflows.serving.torch.listening import Listening
 
+_LOGITS = Event("", Kind.LOGITS)
+
 
 class Truth(NamedTuple):
     """The reference's results for one sequence in float64, and the rounding floor of each event.
 
     logits: (positions, vocabulary). noise: standard deviation of the rounding error of a logit.
-    scores: that of each score of a router, by number of the choice.
+    scores: that of each score of a router, by number of the choice. unfit: layers in which keys and
+    values that were handed out are of another form than the reference's, which attends to its own.
     """
 
     trace: Trace
@@ -34,6 +37,7 @@ class Truth(NamedTuple):
     logits: Array
     noise: float
     scores: dict[int, Array]
+    unfit: frozenset[int] = frozenset()
 
 
 class Forced:
@@ -43,13 +47,23 @@ class Forced:
     not changed. Raises UsageError for a name that is of no floating-point dtype.
     """
 
+    _MEASURED = 2
+    """Sequences whose rounding is measured before that of others is taken for alike."""
+
     def __init__(self, model: torch.nn.Module, dtypes: Collection[str]) -> None:
         self._wide = copy.deepcopy(model).double()
         choose = getattr(self._wide, "set_experts_implementation", None)
         if choose is not None and hasattr(self._wide.config, "num_experts_per_tok"):
             choose("eager")  # the grouped product of torch takes no float64
-        narrow = {name.removeprefix("torch.") for name in dtypes} - {"float64"}
-        self._narrow = [copy.deepcopy(model).to(_dtype(name)) for name in sorted(narrow)]
+        names = {name.removeprefix("torch.") for name in dtypes}
+        narrow = {
+            name: copy.deepcopy(model).to(_dtype(name)) for name in sorted(names - {"float64"})
+        }
+        self._narrow = [*narrow.values()]
+        self._quick = None if "float64" in names else narrow.get("float32")
+        if self._quick is None and "float64" not in names:
+            self._quick = copy.deepcopy(model).float()
+        self._measured: list[tuple[float, float]] = []
 
     def truth(
         self,
@@ -67,7 +81,9 @@ class Forced:
         measured with the same choices, keys and values. since: the first position of which logits
         are computed; rows before it have no meaning.
         """
-        forms: dict[str, Any] = {"modules": modules, "handed": handed, "since": since}
+        unfit: set[int] = set()
+        forms: dict[str, Any] = {"modules": modules, "since": since, "unfit": unfit}
+        forms["handed"] = handed
         trace, logits = _run(self._wide, sequence, choices or {}, **forms)
         own = trace.choices(len(sequence))
         used = {
@@ -91,9 +107,20 @@ class Forced:
                     floors[event] = max(
                         floors.get(event, 0.0), float(distances(narrow, wide).max())
                     )
-            event = Event("", Kind.LOGITS)
-            floors[event] = max(floors.get(event, 0.0), float(distances(rows, right).max()))
-        return Truth(trace, floors, logits, noise, scores)
+            floors[_LOGITS] = max(floors.get(_LOGITS, 0.0), float(distances(rows, right).max()))
+        self._measured.append((floors.get(_LOGITS, 0.0), noise))
+        return Truth(trace, floors, logits, noise, scores, frozenset(unfit))
+
+    def quick_truth(self, sequence: Sequence[int], since: int) -> Truth | None:
+        """The truth of logits as float32 has it, with the least rounding that was measured so far:
+        enough for an engine that agrees with it by far. None before enough was measured, and for an
+        engine in float64.
+        """
+        if self._quick is None or len(self._measured) < self._MEASURED:
+            return None
+        trace, logits = _run(self._quick, sequence, {}, modules=False, since=since)
+        floor, noise = map(min, zip(*self._measured))
+        return Truth(trace, {_LOGITS: floor}, logits, noise, {})
 
     def swapped(self, sequence: Sequence[int], engine: Trace) -> Iterator[tuple[str, Array]]:
         """Yields (what, logits) of the reference in float64: on its own (""), with the engine's
@@ -157,9 +184,11 @@ def _run(
     modules: bool,
     handed: Sequence[HandedOut] = (),
     since: int = 0,
+    unfit: set[int] | None = None,
 ) -> tuple[Trace, Array]:
     """Run over all tokens, in one forward pass or in the calls of `handed`: (trace, logits). Logits
-    before the position `since` are computed only where the model cannot leave them out.
+    before the position `since` are computed only where the model cannot leave them out. unfit: gets
+    layers as in `Truth`.
     """
     ids = torch.tensor([list(tokens)], device=next(model.parameters()).device)
     listening = Listening(model, [tokens], [0], modules=modules, choices=choices)
@@ -167,7 +196,7 @@ def _run(
     now: dict[int, tuple[Array, Array]] = {}
     for held in cache.values():
         if handed and hasattr(held, "update"):
-            held.update = _handing(held.update, now)
+            held.update = _handing(held.update, now, set() if unfit is None else unfit)
     if since and not handed and "logits_to_keep" in inspect.signature(model.forward).parameters:
         cache["logits_to_keep"] = len(tokens) - since
     with torch.no_grad(), listening:
@@ -187,15 +216,22 @@ def _run(
     return listening.traces[0], whole
 
 
-def _handing(update: Callable[..., Any], now: Mapping[int, tuple[Array, Array]]) -> Any:
-    """The update of a cache that hands out `now` for the layers in it."""
+def _handing(
+    update: Callable[..., Any], now: Mapping[int, tuple[Array, Array]], unfit: set[int]
+) -> Any:
+    """The update of a cache that hands out `now` for the layers in it. unfit: gets layers whose
+    keys and values have another form.
+    """
 
     def handing(keys: Any, values: Any, layer_idx: int, *args: Any, **kwargs: Any) -> Any:
         own = update(keys, values, layer_idx, *args, **kwargs)
         stored = [torch.from_numpy(rows).to(own[0]) for rows in now.get(layer_idx, ())]
         rows = tuple(each.transpose(0, 1)[None] for each in stored)
-        fits = [row.shape for row in rows] == [each.shape for each in own]
-        return rows if fits else own
+        if [row.shape for row in rows] == [each.shape for each in own]:
+            return rows
+        if rows:
+            unfit.add(layer_idx)
+        return own
 
     return handing
 
