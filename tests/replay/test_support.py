@@ -18,6 +18,7 @@ from whence.frameworks.torch_arrays import to_host  # noqa: E402
 from whence.judge import replay_error  # noqa: E402
 from whence.replay import stepwise  # noqa: E402
 from whence.replay.export import pytest_files, support, three_way  # noqa: E402
+from whence.replay.export.support import __main__ as runner  # noqa: E402
 from whence.replay.export.support import check as reproduced  # noqa: E402
 from whence.replay.export.support import tensor  # noqa: E402
 
@@ -42,7 +43,51 @@ def test_it_needs_torch_and_nothing_else(tmp_path):
     found = {a.name.split(".")[0] for n in nodes if isinstance(n, ast.Import) for a in n.names}
     found |= {(n.module or "").split(".")[0] for n in nodes if isinstance(n, ast.ImportFrom)}
     own = {"torch", "pytest", "operator_support"}
-    assert len(files) == 10 and found - set(sys.stdlib_module_names) == own
+    assert len(files) == 11 and found - set(sys.stdlib_module_names) == own
+
+
+CONFTEST = """
+import pytest
+
+def pytest_addoption(parser):
+    parser.getgroup("operators").addoption("--seed", type=int, default=0)
+
+def pytest_configure(config):
+    if config.option.seed == 9:
+        raise pytest.UsageError("no such seed")
+
+@pytest.fixture
+def check(request):
+    def checked(sample):
+        assert sample != request.config.option.seed, request.node.name
+    return checked
+"""
+TESTS = """
+import pytest
+
+@pytest.mark.parametrize("sample", [3, 14])
+def test_addmm(check, sample):
+    check(sample)
+
+def test_topk(check):
+    pytest.skip("of no kind")
+"""
+
+
+def test_tests_run_without_pytest(tmp_path, monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "pytest", pytest)  # which is put back
+    (tmp_path / "conftest.py").write_text(CONFTEST)
+    assert runner.main(tmp_path, []) == 1  # nothing ran
+    (tmp_path / "test_addmm.py").write_text(TESTS)
+    capsys.readouterr()
+    assert runner.main(tmp_path, []) == 0
+    assert capsys.readouterr().out == "2 passed, 1 skipped\n"
+    assert runner.main(tmp_path, ["--seed", "14"]) == 1
+    said = capsys.readouterr().out
+    assert said.startswith("FAILED test_addmm.py::test_addmm[14] - test_addmm[14]")
+    assert said.endswith("1 passed, 1 failed, 1 skipped\n")
+    with pytest.raises(SystemExit, match="no such seed"):
+        runner.main(tmp_path, ["--seed", "9"])
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])

@@ -160,6 +160,7 @@ _CONFTEST = '''"""Tests of operators as a run called them; `{versions}`.
 
     pytest . --device cuda:0 --seed 42 --detail_compare_path out.csv
 
+Without pytest: `python -m operator_support`, here, with the same options.
 Each operator runs on the device, and on the CPU in float64 and in its own dtype; operator_support says how they are compared.
 """
 
