@@ -71,7 +71,8 @@ def _items(building: Building, file: File) -> Iterator[Named]:
     shown = list(printed_text.prints(text))
     words = [printed.name.split() for printed in shown]
     begin = sum(1 for _ in itertools.takewhile(lambda same: len({*same}) == 1, zip(*words)))
-    # what all lines begin with is no name, but for the word of a number
+    # what all lines of figures begin with is a logger's, unless it is the word of a number
+    begin *= any(printed.figures for printed in shown)
     begin *= all(its[begin : begin + 1] > ["A"] for its in words)
     for printed, its in zip(shown, words, strict=True):
         printed.name = "_".join(its[begin:])
