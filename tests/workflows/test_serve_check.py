@@ -792,3 +792,35 @@ def test_numbers_of_eight_bits_are_the_same(monkeypatch):
     assert checked(Engine(spoil=narrow)).fault.stage == "cache"
     with pytest.raises(UsageError, match="no cache of 'int7' is known"):
         checked(Engine(), cache="int7")
+
+
+class Frozen(Cache):
+    """A cache of float8 whose scales are those of the first rows; what is larger later is the
+    largest number. over: dimensions that share a scale. shrink: of the later rows' range.
+    """
+
+    def __init__(self, over, shrink):
+        super().__init__(None, [])
+        self.over, self.shrink, self.scales = over, shrink, {}
+
+    def update(self, keys, values, layer_idx):
+        out = []
+        for kind, new in (("K", keys), ("V", values)):
+            key = layer_idx, kind
+            largest = 448.0 if key not in self.scales else 448.0 * self.shrink
+            scale = self.scales.setdefault(key, new.abs().amax(self.over, keepdim=True) / 448.0)
+            codes = (new / scale).clamp(-largest, largest).to(torch.float8_e4m3fn)
+            kept = torch.cat([*self.kept.get(key, ()), codes.float() * scale], 2)
+            self.kept[key] = (kept,)
+            out.append(kept)
+        return tuple(out)
+
+
+@pytest.mark.parametrize("over", [(0, 1, 2, 3), (2, 3)])
+def test_numbers_behind_the_end_of_a_frozen_scale_are_the_largest(over, monkeypatch):
+    def engine(shrink):
+        monkeypatch.setattr(f"{__name__}.Cache", lambda spoil, others: Frozen(over, shrink))
+        return Engine()
+
+    assert checked(engine(1.0), cache="fp8").status == "same"
+    assert checked(engine(0.5), cache="fp8").fault.stage == "cache"

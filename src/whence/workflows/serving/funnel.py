@@ -921,12 +921,16 @@ def _marks(
         truth = judged.truth.get(event._replace(kind=event.kind.written))
         if truth is None:
             continue
+        before = min((n for read in reads if (n := read.end - read.added) > 0), default=0)
         for read in reads:
             right = truth[read.positions]
             if right.shape != read.rows.shape:
                 continue
             allowed = _allowed(event, judged) + coarseness(judged.cache, read.rows, right, truth)
-            away = _beyond(distances(read.rows, right, truth), allowed)
+            errors = distances(read.rows, right, truth)
+            for clipped in saturated(judged.cache, right, truth[:before]):
+                errors = np.minimum(errors, distances(read.rows, clipped, truth))
+            away = _beyond(errors, allowed)
             if away.any() or read.first > _needed_from(event, read, judged):
                 yield read.call, trace.order[event], event, read, away
 
@@ -980,6 +984,17 @@ def coarseness(codes: str, rows: Array, truth: Array, whole: Array) -> Array:
     size = np.maximum(np.linalg.norm(truth.astype(np.float64), axis=-1), np.median(norms))
     most = 0.5 * step * np.sqrt(rows.shape[-1])
     return np.asarray(most / np.maximum(size, np.finfo(np.float32).tiny))
+
+
+def saturated(codes: str, truth: Array, first: Array) -> Iterator[Array]:
+    """What codes of eight bits in floating point hold of rows, (rows, heads, width), if their scale
+    is that of the rows that came first: nothing is larger than the largest of these, in the layer
+    or in each head.
+    """
+    if codes == "fp8" and len(first):
+        for axes in ((0, 1, 2), (0, 2)):
+            limit = np.abs(first).max(axes, keepdims=True)[0]
+            yield np.clip(truth, -limit, limit)
 
 
 def _beyond(errors: Array, allowed: float | Array) -> Array:
