@@ -50,7 +50,10 @@ class _Part(NamedTuple):
 
 
 def sniff(place: Place) -> bool:
-    return place.is_folder and any(map(_FILE.fullmatch, place.files[:50]))
+    """Without a single meta.json a folder a phase is no more than that."""
+    if not place.is_folder or not any(map(_FILE.fullmatch, place.files[:50])):
+        return False
+    return any(name.endswith("_meta.json") for name in place.files)
 
 
 def open_run(place: Place) -> Run:
