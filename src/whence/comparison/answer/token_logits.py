@@ -62,7 +62,14 @@ def of_bare_logits(reference: Run, target: Run, options: CompareOptions) -> Comp
 
 def have_ids(*runs: Run) -> bool:
     """Whether the token ids were captured with the logits, so that texts need not be guessed."""
-    return all(any(prompt.scores for prompt in align.prompts.prompts(run)) for run in runs)
+    return all(
+        any(
+            dtypes.is_whole(run.records[ref.record].dtype)
+            for call in run.calls
+            for ref in call.slots("input")
+        )
+        for run in runs
+    )
 
 
 def found(reference: Run, target: Run) -> tuple[Tensors, Tensors, bool]:
