@@ -219,6 +219,7 @@ def test_a_size_beyond_all_rounding_needs_no_inputs():
     assert after(0.06, []) == "introduced"
     assert after(0.04, []) == "undetermined"
     assert after(0.06, [], look=Sight(0.01)) == "undetermined"  # few rows
+    assert after(0.8, []) == "undetermined"  # other inputs, perhaps
 
 
 def test_equal_tensors_that_were_not_read_leave_less_room_as_well():

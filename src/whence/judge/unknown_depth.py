@@ -84,6 +84,9 @@ class Elsewhere(NamedTuple):
 
 NOWHERE = Elsewhere()
 
+_OTHER_INPUTS = 0.5
+"""A tensor before which nothing was recorded and that is further off may have had other inputs."""
+
 
 def judge_stated(
     verdict: Verdict,
@@ -196,7 +199,7 @@ def _without_inputs(
     size = f"differs by rel_l2 {growth.e_out:.2g}"
     typical = growth.e_out if sight is None else min(growth.e_out, sight.typical)
     is_pattern = sight is not None and bool(sight.pattern)
-    if (is_pattern or typical > far) and math.isfinite(growth.e_out):
+    if is_pattern or far < typical <= _OTHER_INPUTS:
         why = _not_rounding(sight) if sight is not None and is_pattern else _is_far(far)
         words = f"{why}; here, or in what it was computed from, which was not recorded"
         return _introduced(verdict, growth, "").replace(sentence=f"{size}: {words}")

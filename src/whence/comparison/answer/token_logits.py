@@ -35,6 +35,7 @@ from whence.records import (
 from whence.records.logits import maker_of, note_of_maker
 from whence.records.views import MemoryRun
 from whence.results import Comparison, Status, TokenKind, ViewRow
+from whence.store import StoredRun
 
 if TYPE_CHECKING:
     from whence.comparison.options import CompareOptions
@@ -49,7 +50,10 @@ _ASSUMED = (
 
 def of_bare_logits(reference: Run, target: Run, options: CompareOptions) -> Comparison | None:
     """The answer about two runs that hold logits without token ids; None for other runs."""
-    bare = [bare_logits.of_run(run) for run in (reference, target)]
+    bare = [
+        None if isinstance(run, StoredRun) else bare_logits.of_run(run)
+        for run in (reference, target)
+    ]
     if bare[0] is not None and bare[1] is not None:
         reference, target = bare[0], bare[1]
     elif not logits_alone(reference, target) or have_ids(reference, target):
