@@ -100,8 +100,8 @@ def small(config: Any, size: str, factor: int = 0) -> Arguments:
         elif isinstance(value, bool) or value is None:
             continue
         elif isinstance(value, int):
-            smaller = _count(name, value, rules)
-            chosen[name] = value // _divisor(name, value, factor) if smaller is None else smaller
+            count = _count(name, value, rules)
+            chosen[name] = value // _divisor(name, value, factor) if count is None else count
         elif isinstance(value, list | tuple) and size != "as it is":
             shorter = _listed(name, list(value), size)
             if shorter is not None:
@@ -126,7 +126,7 @@ def _divisor(name: str, value: int, factor: int) -> int:
 
 
 def _common_factor(config: Any) -> int:
-    """The largest power of 2 that divides every number of heads, at most `_FACTOR`."""
+    """The largest of `_FACTORS` that divides every number of heads; 1 where none does."""
     heads = [
         value
         for name, value in vars(config).items()
@@ -179,6 +179,7 @@ def _of_one_value(config: Any) -> list[tuple[list[tuple[str, ...]], int]]:
 
 
 def _settings(config: Any, inside: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], int]]:
+    """The path and value of each whole number that is set by name, but for ids of tokens."""
     accepted = inspect.signature(type(config).__init__).parameters
     for name, value in vars(config).items():
         if hasattr(value, "model_type"):
@@ -204,6 +205,7 @@ def _nested(path: tuple[str, ...], value: Any) -> Arguments:
 
 
 def joined(first: Arguments, second: Arguments) -> Arguments:
+    """The settings of both; where both set one, that of `second`."""
     return first | {
         name: joined(first[name], value)
         if isinstance(value, dict) and isinstance(first.get(name), dict)

@@ -142,9 +142,9 @@ def _searched(kind: Any, config: Any) -> tiny_configs.Arguments:
                 model = kind(changed)
                 arrays = next(model_inputs.Inputs(model).candidates(), {})
                 run(model, arrays, "meta")
-        except NotImplementedError:  # what needs a number
+        except NotImplementedError:  # a model that branches on numbers, which "meta" does not have
             return ""
-        except Exception as error:  # noqa: BLE001 - whatever a library raises
+        except Exception as error:  # noqa: BLE001 - models raise anything for sizes that do not fit
             words = re.sub(r"[\d\s,\[\]()]+", " ", f"{type(error).__name__} {error}")
             return "" if "meta" in words else words[:200]
         return ""
