@@ -65,6 +65,10 @@ def opened(browser, tmp_path):
         )
         tab.goto(file.as_uri() + fragment)
         tab.wait_for_selector("html[data-ready]", state="attached")
+        # Chromium drops a click that comes before the first frame; a busy machine draws it late.
+        tab.evaluate(
+            "new Promise(drawn => requestAnimationFrame(() => requestAnimationFrame(drawn)))"
+        )
         tabs.append(context)
         return tab
 
