@@ -2,6 +2,9 @@
 
 import json
 import os
+import socket
+import subprocess
+import sys
 
 import pytest
 
@@ -33,6 +36,27 @@ def test_a_run_that_is_not_of_this_launch_is_never_joined(tmp_path, how):
     )
     with pytest.raises(OutputExists, match="already holds a run"):
         store.create(run, RunInfo(), together=True)
+
+
+def test_a_rank_that_starts_late_joins_the_ranks_that_still_write(tmp_path):
+    """A rank of the same parent, such as a shell that starts one after the other."""
+    run = store.create(tmp_path / "run", RunInfo(user="first"), together=True)
+    file = run / "run.json"
+    info = json.loads(file.read_text())
+    info["settings"]["launched"]["at"] = -1.0
+    file.write_text(json.dumps(info))
+    rank = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    try:
+        folder = run / f"rank00000-{socket.gethostname()}-{rank.pid}"
+        folder.mkdir()
+        fields = {"format": 1, "rank": 0, "host": socket.gethostname(), "pid": rank.pid}
+        (folder / "process.json").write_text(json.dumps({**fields, "started": ""}))
+        assert store.create(run, RunInfo(user="second"), together=True, force=True) == run
+        assert json.loads(file.read_text())["user"] == "first"
+    finally:
+        rank.communicate(b"\n")
+    store.create(run, RunInfo(user="second"), together=True, force=True)
+    assert json.loads(file.read_text())["user"] == "second"
 
 
 @pytest.mark.parametrize(

@@ -129,8 +129,8 @@ def create(path: str | Path, info: RunInfo, *, force: bool = False, together: bo
 
 
 def _create_together(run: Path, info: RunInfo, force: bool) -> Path:
-    """Calls `create`, or returns the run that another process of the same launch created after this
-    one started, if this process has no folder in it.
+    """Calls `create`, or returns the run of another process of the same launch, if this process has
+    no folder in it: of the same parent, created after this one started or still being written.
     """
     try:
         disk.make_folders(run.parent)
@@ -143,7 +143,7 @@ def _create_together(run: Path, info: RunInfo, force: bool) -> Path:
             of_this_launch = (
                 isinstance(existing, dict)
                 and existing.get("parent") == launched["parent"]
-                and existing.get("at", 0) >= started
+                and (existing.get("at", 0) >= started or _is_being_written(run))
             )
             own_folders = f"rank*-{os.getpid()}"
             if of_this_launch and not [*run.glob(own_folders), *run.glob(f"{own_folders}-*")]:
@@ -158,6 +158,15 @@ def _create_together(run: Path, info: RunInfo, force: bool) -> Path:
             f"cannot create the run {run}: {error}; choose an output path in a writable folder "
             "with free space"
         ) from error
+
+
+def _is_being_written(run: Path) -> bool:
+    """Whether a process of this run still runs."""
+    for folder in process_folders(run):
+        with contextlib.suppress(UnreadableRun, UnknownVersion):
+            if is_writing(folder, load_process(folder)):
+                return True
+    return False
 
 
 def _since_boot() -> float:
