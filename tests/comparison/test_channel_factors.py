@@ -114,3 +114,29 @@ def test_a_weight_that_a_fold_forgot_is_the_fault(tmp_path, dtype):
     result = whence.compare(tmp_path / "reference", tmp_path / "target")
     assert [(f.name, f.slot) for f in result.findings] == [("inner.third", "param.weight")]
     assert "not multiplied channel by channel" in result.findings[0].sentence
+
+
+class Normed(nn.Module):
+    """Attention whose heads are normed: a scale of one projection has no effect behind the norm."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(5)
+        self.query, self.key, self.value = (nn.Linear(24, 24, bias=False) for _ in range(3))
+        self.query_norm, self.key_norm, self.after = (nn.RMSNorm(24) for _ in range(3))
+
+    def forward(self, x):
+        query, key = self.query_norm(self.query(x)), self.key_norm(self.key(x))
+        return self.after((query @ key.mT).softmax(-1) @ self.value(x))
+
+
+def test_unchanged_weights_are_no_fault_where_the_changed_one_has_no_effect(tmp_path):
+    for name in ("reference", "target"):
+        model = nn.Sequential(Normed(), nn.Linear(24, 3)).eval()
+        with torch.no_grad():
+            if name == "target":
+                model[0].key.weight.mul_(1.02)
+            with whence.capture(model, tmp_path / name):
+                model(torch.linspace(-2, 3, 216).reshape(9, 24).sin())
+    result = whence.compare(tmp_path / "reference", tmp_path / "target")
+    assert {f.name for f in result.findings} <= {"0.key"}

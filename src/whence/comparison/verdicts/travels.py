@@ -474,8 +474,9 @@ class Neighbourhoods:
         return []
 
     def _is_right_with(self, stretch: Stretch, own: Arrays, more: Arrays) -> bool:
-        """Whether a stretch gives the target's results with the target's parameters (`own`), and
-        right results with `more` besides. Raises ReplayRefused, ElementsMissing, KeyError.
+        """Whether a stretch gives the target's results with the target's parameters (`own`), which
+        are wrong, and right ones with `more` besides. Raises ReplayRefused, ElementsMissing,
+        KeyError.
         """
         wide, working = self._dtypes(stretch)
         stretch.plain = self._replayed(stretch, wide, {}, None)[0]
@@ -485,10 +486,16 @@ class Neighbourhoods:
         seeds = (None, *range(REPLICAS))
         stretch.copies = [self._replayed(stretch, working, {}, seed)[0] for seed in seeds]
         of_target = self._replayed(stretch, wide, own, None)[0]
-        return self._score(stretch, of_target) <= 1 and all(
-            judge.whole(array, stretch.plain[r], [copy[r] for copy in stretch.copies]).score
-            <= WELL_WITHIN
-            for r, array in right.items()
+
+        def are_right(results: Arrays) -> bool:
+            return all(
+                judge.whole(array, stretch.plain[r], [copy[r] for copy in stretch.copies]).score
+                <= WELL_WITHIN
+                for r, array in results.items()
+            )
+
+        return (
+            self._score(stretch, of_target) <= 1 and are_right(right) and not are_right(of_target)
         )
 
     # ---- the stretches around a suspect
