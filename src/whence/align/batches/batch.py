@@ -187,23 +187,23 @@ def _flat_rows(ids: Array, places: tuple[Place, ...]) -> list[Row]:
 
 
 def _encoder_decoder(run: Run, call: Call, inputs: dict[str, Ref]) -> Batch | None:
-    """The batch of an encoder with a decoder, in which each row is one unit; None if rows are
-    padded or flattened.
+    """The batch of an encoder with a decoder, in which each row is one unit, with its padding; None
+    if rows are flattened.
     """
-    parts = []
+    parts: list[list[object]] = []
     for name in (_DECODER, next(n for n in _TOKENS[1:] if n in inputs)):
         of_decoder = name == _DECODER
         half_inputs = {n: r for n, r in inputs.items() if n.startswith("decoder_") == of_decoder}
         half = _tokens(run, call, inputs[name], half_inputs, ())
-        if half.flat or any(len(tokens) != half.width for tokens, *_ in half.rows):
+        if half.flat:
             return None
-        parts.append(half.rows)
+        parts.append([(row.tokens, row.start, half.width) for row in half.rows])
     if len(parts[0]) != len(parts[1]):
         return None
     return Batch(
         call,
         (len(parts[0]), 1),
-        tuple(Row(((a[0], b[0]),), 0) for a, b in zip(*parts, strict=True)),
+        tuple(Row((unit,), 0) for unit in zip(*parts, strict=True)),
         None,
         False,
     )
