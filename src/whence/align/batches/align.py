@@ -828,12 +828,14 @@ def fits(axes: Axes, sights: Sequence[SeenTokens]) -> bool:
     )
 
 
-def axes(slot: str, boolean: bool, sights: Sequence[SeenTokens]) -> Axes | None:
+def axes(
+    slot: str, boolean: bool, sights: Sequence[SeenTokens], across: Sequence[SeenTokens] = ()
+) -> Axes | None:
     """The axes of a slot, inferred from all observations of it; None if an extent varies otherwise
-    than the root's input.
+    than the root's input. across: the observations of the other run.
 
-    The batch is one of the first two axes. Attention masks have an axis of new tokens and one of
-    visible tokens, caches only the latter.
+    The batch is the axis that varies with it, else one of the first two. Attention masks have an
+    axis of new tokens and one of visible tokens, caches only the latter.
     """
     dims = {len(s.shape) for s in sights}
     if len(dims) != 1:
@@ -845,7 +847,7 @@ def axes(slot: str, boolean: bool, sights: Sequence[SeenTokens]) -> Axes | None:
     if count and _are_flat(sights):
         # Rows and tokens share one axis, as in routers of experts, so no other axis is either.
         return Axes(flat=0) if varied in ([], [0]) else None
-    batch = _batch_axis(count, sights)
+    batch = _batch_axis(count, sights, [s for s in across if len(s.shape) == count])
     is_mask = boolean or "mask" in slot or "bias" in slot
     token, visible = _token_axes(count, batch, varied, is_mask, sights)
     if (
@@ -893,7 +895,14 @@ def _first_axis(
     return next(iter(_axes_of_extent(count, batch, sights, extent)), None)
 
 
-def _batch_axis(count: int, sights: Sequence[SeenTokens]) -> int | None:
+def _batch_axis(
+    count: int, sights: Sequence[SeenTokens], across: Sequence[SeenTokens]
+) -> int | None:
+    every = [*sights, *across]
+    if len({s.batch for s in every}) > 1 and all(s.batch is not None for s in every):
+        following = _axes_of_extent(count, None, every, lambda s: s.batch)
+        if len(following) == 1:
+            return following[0]
     axis = _first_axis(min(2, count), None, sights, lambda s: s.batch)
     if axis == 1 and not (
         any(s.width > 1 for s in sights) and all(s.shape[0] == s.width for s in sights)
@@ -945,7 +954,7 @@ class SlotAxes:
         self.across: SlotAxes | None = None  # of the other run
         self._trees = _trees(calls, batches)
         self._axes: dict[tuple[Any, ...], Axes | None] = {}
-        self._by_key: dict[SlotKey, Axes | None] | None = None
+        self._by_key: dict[SlotKey, Axes | None] = {}
 
     def roots(self) -> Iterable[int]:
         """The ids of root calls with input tokens."""
@@ -980,8 +989,10 @@ class SlotAxes:
         if key not in self._axes:
             record = next(r.record for r in call.refs if r.slot == slot)
             sights = self._sights[key]
-            slot_axes = axes(slot, self.derived.record(record).dtype == "bool", sights)
-            across = self.across.named(slot_key(call, slot)) if self.across is not None else None
+            name = slot_key(call, slot)
+            seen = self.across.seen.get(name, ()) if self.across is not None else ()
+            slot_axes = axes(slot, self.derived.record(record).dtype == "bool", sights, seen)
+            across = self.across.named(name) if self.across is not None else None
             if (
                 slot_axes is not None
                 and across is not None
@@ -1012,12 +1023,18 @@ class SlotAxes:
 
     def named(self, key: SlotKey) -> Axes | None:
         """The axes of a slot by its key, from this run's own observations."""
-        if self._by_key is None:
-            self._by_key = {
-                (normal_scope(scope), op, occurrence, slot): axes(slot, False, sights)
-                for (_, scope, op, occurrence, slot), sights in self._sights.items()
-            }
-        return self._by_key.get(key)
+        if key not in self._by_key:
+            sights = self.seen.get(key)
+            self._by_key[key] = axes(key[-1], False, sights) if sights else None
+        return self._by_key[key]
+
+    @functools.cached_property
+    def seen(self) -> dict[SlotKey, list[SeenTokens]]:
+        """All observations of every slot, by the key that both runs have in common."""
+        return {
+            (normal_scope(scope), op, occurrence, slot): sights
+            for (_, scope, op, occurrence, slot), sights in self._sights.items()
+        }
 
     @functools.cached_property
     def _sights(self) -> dict[tuple[Any, ...], list[SeenTokens]]:
