@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 import whence
+from whence.api import renew_expectation
 from whence.cli import execute
 from whence.errors import UnreadableRun, UsageError
 from whence.results import AcceptKind
@@ -167,6 +168,72 @@ def test_chaos_that_hides_every_fault_is_no_proof():
     assert answer.verdict != AcceptKind.NOISE
 
 
+def table():
+    """Three rows of two numbers, as lists."""
+    x = torch.linspace(-1, 1, 24).view(3, 8)
+    return (x @ torch.linspace(0, 1, 16).view(8, 2)).tolist()
+
+
+@pytest.mark.parametrize("kind", ["file", "lists", "tensors"])
+def test_lists_of_lists_are_one_value_on_both_sides(tmp_path, kind):
+    old = np.float32(table())
+    (tmp_path / "golden.json").write_text(json.dumps((old * 1.01).tolist()))
+    expected = {"file": tmp_path / "golden.json", "lists": (old * 1.01).tolist()}.get(kind)
+    program = table
+    if kind == "tensors":  # a list of numbers that are tensors still
+        expected, program = (old[0] * 1.01).tolist(), lambda: [torch.tensor(v) for v in table()[0]]
+    answer = whence.accept(expected, program=program)
+    assert answer.verdict == AcceptKind.CHANGED
+    (value,) = answer.values
+    assert value.size == (2 if kind == "tensors" else 6)
+
+
+def words(last="end"):
+    scores = torch.linspace(0, 1, 8) @ torch.eye(8)
+    return {"text": f"{'abcdefgh'[int(scores.argmax())]} {last}", "rows": [["x", "y"], ["z", last]]}
+
+
+def test_a_text_that_no_rounding_changes_is_refused_where_it_moved():
+    answer = whence.accept(words(last="stop"), program=words)
+    assert answer.verdict == AcceptKind.CHANGED
+    assert {value.name for value in answer.values if value.verdict == "changed"} == {
+        "text",
+        "rows.1.1",
+    }
+    assert "commits" in answer.next
+    assert whence.accept(words(), program=words).verdict == AcceptKind.UNCHANGED
+
+
+def coin(seed=0):
+    """A text that follows the sign of a sum that cancels: rounding alone turns it."""
+    x = torch.randn(4096, generator=torch.Generator().manual_seed(seed))
+    total = torch.cat((x, -x.flip(0))).sum() + 0.0
+    parts = sum(torch.cat((x, -x)).view(-1, 64).sum(1).tolist())
+    return "heads" if float(total) + parts > 0 else "tails"
+
+
+def test_a_text_that_other_roundings_give_too_may_be_renewed(tmp_path):
+    other = {"heads": "tails", "tails": "heads"}[coin()]
+    golden = tmp_path / "golden.yaml"
+    golden.write_text(f"# toss\nface: '{other}'   # of the old kernels\n")
+    answer = whence.accept(golden, program=lambda: {"face": coin()})
+    assert answer.verdict == AcceptKind.NOISE, answer
+    assert "tolerance" not in answer.sentence
+    renew_expectation(golden, answer)
+    assert golden.read_text() == f'# toss\nface: "{coin()}"   # of the old kernels\n'
+
+
+def test_a_text_that_no_way_gives_although_rounding_changes_it_is_undecided():
+    answer = whence.accept({"face": "edge"}, program=lambda: {"face": coin()})
+    assert answer.verdict == AcceptKind.CANNOT_TELL
+    assert "logits" in answer.next
+
+
+def test_a_number_where_a_text_is_expected_is_refused():
+    answer = whence.accept({"loss": "low"}, program=lambda: {"loss": 1.5})
+    assert answer.verdict == AcceptKind.CHANGED
+
+
 def test_texts_and_whole_numbers_have_no_band():
     assert whence.accept({"text": "a cat"}, {"text": "a dog"}).verdict == AcceptKind.CANNOT_TELL
     runs = [np.array([3, 1, 2])] * 4
@@ -212,8 +279,6 @@ def test_renewing_changes_the_numbers_and_nothing_else(tmp_path):
     now = {"logits": [1.00002, 2.00001], "name": "net"}
     answer = whence.accept(path, now, again=[{"logits": a, "name": "net"} for a in again])
     assert answer.verdict == AcceptKind.NOISE
-    from whence.api import renew_expectation
-
     assert renew_expectation(path, answer).written == str(path)
     assert path.read_text() == "# of release 3\nlogits:  [1.00002, 2.00001]   # two\nname: net\n"
 
@@ -232,8 +297,6 @@ def test_files_of_arrays_are_read_and_renewed(tmp_path, suffix):
     again = [old * np.float32(1 + k * 1.2e-7) for k in (-2, -1, 2, 3)]
     answer = whence.accept(path, old * np.float32(1 + 1.2e-7), again=again)
     assert answer.verdict == AcceptKind.NOISE, answer
-    from whence.api import renew_expectation
-
     renew_expectation(path, answer)
     (value,) = golden_files.read(path).values()
     assert value.content.dtype == np.float32 and (value.content > 1).all()

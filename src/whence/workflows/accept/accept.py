@@ -233,9 +233,7 @@ def _imported(value: Any) -> Any:
 
 
 def _arrays(values: Mapping[str, Golden]) -> dict[str, Array]:
-    return {
-        name: np.asarray(g.content) for name, g in values.items() if not isinstance(g.content, str)
-    }
+    return {name: golden.content for name, golden in values.items()}
 
 
 def _only_names_match(
@@ -265,6 +263,7 @@ def _sentence(values: Sequence[JudgedValue], evidence: Evidence) -> str:
         return f"Not renewed: {of} {first.verdict}: {first.words}."
     moved = [v for v in values if v.verdict != AcceptKind.UNCHANGED]
     worst = max(moved, key=lambda v: v.change or 0.0)
+    moves = "" if worst.change is None else f"they move by {worst.change:.1g} at most (relative), "
     count = len(evidence.ways)
     measured = (
         "the program in float64 and " if evidence.exact and not evidence.is_independent else ""
@@ -275,17 +274,18 @@ def _sentence(values: Sequence[JudgedValue], evidence: Evidence) -> str:
         else ""
     )
     return (
-        f"Renewed {len(moved)} of {len(values)} expectations: they move by "
-        f"{worst.change or 0.0:.1g} at most "
-        f"(relative), which rounding explains{closer}, as {measured}{count} ways of rounding show; "
-        f"a tolerance of {_tolerance(worst)} covers it."
+        f"Renewed {len(moved)} of {len(values)} expectations: {moves}"
+        f"which rounding explains{closer}, as {measured}{count} ways of rounding show"
+        f"{_covering(worst)}."
     )
 
 
-def _tolerance(value: JudgedValue) -> str:
+def _covering(value: JudgedValue) -> str:
+    """Name the tolerance that covers a change; "" for choices, which have none."""
     if value.relative_tolerance:
-        return f"{value.relative_tolerance:g} (relative)"
-    return f"{value.tolerance:g} (absolute)" if value.tolerance is not None else "0"
+        return f"; a tolerance of {value.relative_tolerance:g} (relative) covers it"
+    has_none = value.tolerance is None
+    return "" if has_none else f"; a tolerance of {value.tolerance:g} (absolute) covers it"
 
 
 def _next(values: Sequence[JudgedValue]) -> str:

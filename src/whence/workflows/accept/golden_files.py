@@ -5,6 +5,7 @@ that whence reads. Renewing a file changes the numbers in place and nothing else
 from __future__ import annotations
 
 import io
+import json
 import math
 import re
 from collections.abc import Iterator, Mapping
@@ -18,7 +19,7 @@ import yaml
 from whence import config_files, disk
 from whence.dtypes import Array
 from whence.errors import UnreadableRun, UsageError
-from whence.workflows.rounding.named_values import below, named_arrays
+from whence.workflows.rounding.named_values import below, named_arrays, named_texts
 from whence.workflows.saved import storing
 
 _TEXTS = (".json", ".yaml", ".yml")
@@ -38,12 +39,12 @@ _FULL = 15
 class Golden:
     """One expected value.
 
-    content: an array, or a text. resolution: half of the last printed digit, 0 for exact numbers.
-    steps: labels of the elements of a curve, () for an array. places: (start, end) of each number
-    in the text of the file.
+    content: an array; of a text one without an axis. resolution: half of the last printed digit, 0
+    for exact numbers. steps: labels of the elements of a curve, () for an array. places: (start,
+    end) of each number, or of the text, in the text of the file.
     """
 
-    content: Array | str
+    content: Array
     resolution: float = 0.0
     steps: tuple[str, ...] = ()
     places: tuple[tuple[int, int], ...] = ()
@@ -64,21 +65,8 @@ def read(source: Any) -> dict[str, Golden]:
         and all(isinstance(v, Golden) for v in source.values())
     ):
         return dict(source)
-    values: dict[str, Golden] = {
-        name: Golden(array) for name, array in named_arrays(source).items()
-    }
-    return values | {name: Golden(text) for name, text in _texts(source, "")}
-
-
-def _texts(value: Any, name: str) -> Iterator[tuple[str, str]]:
-    if isinstance(value, str):
-        yield name, value
-    elif isinstance(value, Mapping):
-        for key, item in value.items():
-            yield from _texts(item, below(name, str(key)))
-    elif isinstance(value, (list, tuple)):
-        for key, item in enumerate(value):
-            yield from _texts(item, below(name, str(key)))
+    values = named_arrays(source) | dict(named_texts(source))
+    return {name: Golden(array) for name, array in values.items()}
 
 
 def _of_file(path: Path) -> dict[str, Golden]:
@@ -118,7 +106,8 @@ def _of_node(node: yaml.Node, name: str) -> Iterator[tuple[str, Golden]]:
     elif _is_number(node):
         yield name, _array([node], (), ())
     else:
-        yield name, Golden(str(node.value))
+        inside = (node.start_mark.index, node.end_mark.index)
+        yield name, Golden(np.asarray(str(node.value)), places=(inside,))
 
 
 def _rectangle(node: yaml.Node) -> tuple[list[yaml.Node], tuple[int, ...]]:
@@ -207,7 +196,10 @@ def _renewed_text(path: Path, old: Mapping[str, Golden], new: Mapping[str, Array
         (place, _printed(value, golden))
         for name, golden in old.items()
         if name in new
-        for place, value in zip(golden.places, np.asarray(new[name]).reshape(-1).tolist())
+        for place, value, held in zip(
+            golden.places, np.asarray(new[name]).reshape(-1).tolist(), golden.content.reshape(-1)
+        )
+        if value != held
     ]
     for (start, end), printed in sorted(changes, reverse=True):
         text = text[:start] + printed + text[end:]
@@ -215,7 +207,9 @@ def _renewed_text(path: Path, old: Mapping[str, Golden], new: Mapping[str, Array
 
 
 def _printed(value: Any, golden: Golden) -> str:
-    """A number in the format in which the file prints its numbers."""
+    """A number in the format in which the file prints its numbers; a text in quotes."""
+    if isinstance(value, str):
+        return json.dumps(value, ensure_ascii=False)
     if isinstance(value, float) and not math.isfinite(value):
         return '"nan"' if math.isnan(value) else '"inf"' if value > 0 else '"-inf"'
     return f"{value:.{golden.decimals}f}" if golden.decimals else repr(value)

@@ -57,8 +57,6 @@ def judged(
         return JudgedValue(
             name, AcceptKind.CANNOT_TELL, words=words, decides="an actual value"
         ), None
-    if isinstance(old.content, str) or isinstance(new.content, str):
-        return _text(name, old, new), None
     if old.content.shape != new.content.shape:
         words = (
             f"its shape is {list(old.content.shape)} in the expectation, "
@@ -68,44 +66,41 @@ def judged(
     if ignored := evidence.ignored.get(name):
         words = f"the program gives the same bits whatever {', '.join(ignored)} is"
         return _about(name, AcceptKind.IGNORES_INPUT, old, new, None, words), None
-    if not (_rounds(old.content) or _rounds(new.content)):
-        return _whole_numbers(name, old, new, evidence)
+    kinds = old.content.dtype.kind + new.content.dtype.kind
+    if kinds == "UU" or not set(kinds) - set("iub"):
+        return _choices(name, old, new, evidence)
+    if "U" in kinds:
+        words = f"a {'text' if kinds[0] == 'U' else 'number'} is expected, and it is none now"
+        return _about(name, AcceptKind.CHANGED, old, new, None, words), None
     return _rounded(name, old, new, evidence)
 
 
-def _text(name: str, old: Golden, new: Golden) -> JudgedValue:
-    if isinstance(old.content, str) and old.content == new.content:
-        return JudgedValue(name, AcceptKind.UNCHANGED)
-    words = "a text differs, which has no band"
-    decides = "whence tokens, which says whether rounding explains the first other token"
-    return JudgedValue(name, AcceptKind.CANNOT_TELL, words=words, decides=decides)
-
-
-def _rounds(content: Array | str) -> bool:
-    return not isinstance(content, str) and content.dtype.kind not in "iub"
-
-
-def _whole_numbers(
+def _choices(
     name: str, old: Golden, new: Golden, evidence: Evidence
 ) -> tuple[JudgedValue, Array | None]:
-    """Judge counts and indices: each must be equal, or another way of rounding, or the program in
-    float64, must give the old number.
+    """Judge counts, indices and texts: each must be equal, or another way of rounding, or the
+    program in float64, must give the old one.
     """
-    a, b = _array(old), _array(new)
+    a, b = old.content, new.content
     differs = a != b
     if not differs.any():
         return _about(name, AcceptKind.UNCHANGED, old, new, None, ""), b
+    what = "texts" if b.dtype.kind == "U" else "whole numbers"
     ways = [w[name] for w in evidence.ways.values() if name in w and w[name].shape == a.shape]
     if len(ways) < FEWEST_WAYS:
-        words = "whole numbers differ, and too few ways of rounding are known"
+        words = f"{what} differ, and too few ways of rounding are known"
         return _about(name, AcceptKind.CANNOT_TELL, old, new, None, words, _MORE_WAYS), None
-    exact = evidence.exact.get(name)
-    explained = np.any([w == a for w in (*ways, *([] if exact is None else [exact]))], axis=0)
-    if (explained | ~differs).all():
-        words = "other ways of rounding give the old numbers too"
+    ways += [exact for exact in (evidence.exact.get(name),) if exact is not None]
+    open_ = differs & ~np.any([w == a for w in ways], axis=0)
+    if not open_.any():
+        words = f"other ways of rounding give the old {what} too"
         return _about(name, AcceptKind.NOISE, old, new, None, words), b
-    words = "whole numbers differ that are the same in every way of rounding"
-    return _about(name, AcceptKind.CHANGED, old, new, None, words), None
+    if (open_ & np.all([w == b for w in ways], axis=0)).any():
+        words = f"{what} differ that are the same in every way of rounding"
+        return _about(name, AcceptKind.CHANGED, old, new, None, words), None
+    words = f"{what} differ that rounding alone changes, and no way of rounding gives the old ones"
+    decides = "the scores that they are chosen by as an expectation (logits, log-probabilities)"
+    return _about(name, AcceptKind.CANNOT_TELL, old, new, None, words, decides), None
 
 
 def _rounded(
@@ -113,7 +108,7 @@ def _rounded(
 ) -> tuple[JudgedValue, Array | None]:
     from whence.judge.band import band
 
-    a, b = _array(old), _array(new)
+    a, b = old.content, new.content
     resolution = max(old.resolution, new.resolution)
     same = (np.abs(_finite(a) - _finite(b)) <= 2.001 * resolution) & (
         np.isfinite(a) == np.isfinite(b)
@@ -245,7 +240,7 @@ def _unit(old: Golden, new: Golden) -> float:
     """Unit roundoff of the dtype that the numbers were computed in, as far as they show it."""
     units = []
     for golden in (old, new):
-        array = _array(golden)
+        array = golden.content
         name = dtypes.of(array).name
         if name == "float64" and not golden.resolution:
             name = _narrowest(array)
@@ -274,7 +269,9 @@ def _about(
     words: str,
     decides: str = "",
 ) -> JudgedValue:
-    a, b = _array(old), _array(new)
+    a, b = old.content, new.content
+    if "U" in (a.dtype.kind, b.dtype.kind):
+        return JudgedValue(name, kind, int(b.size), words=words, decides=decides)
     flat_a, flat_b = _finite(a).reshape(-1), _finite(b).reshape(-1)
     far = np.abs(flat_a - flat_b)
     place = int(far.argmax()) if far.size else 0
@@ -336,10 +333,6 @@ def _at(array: Array, place: int) -> float | None:
         return None
     value = float(array.reshape(-1)[place])
     return value if math.isfinite(value) else None
-
-
-def _array(golden: Golden) -> Array:
-    return np.asarray(golden.content)
 
 
 def _finite(array: Array) -> F64:

@@ -14,7 +14,7 @@ import numpy as np
 
 from whence import dtypes
 from whence.dtypes import Array
-from whence.workflows.rounding.named_values import named_arrays
+from whence.workflows.rounding.named_values import named_arrays, named_texts
 
 Arrays = dict[str, Array]
 _DRAWS = 3
@@ -93,7 +93,7 @@ class _Runs:
         called = _doubled(self.program) if double else _copied(self.program)
         args, kwargs = arguments(with_leaves(self.inputs, change or _same))
         with scope if scope is not None else contextlib.nullcontext():
-            return named_arrays(called(*args, **kwargs))
+            return _values(called(*args, **kwargs))
 
     def attempt(self, name: str, **how: Any) -> Arrays | None:
         """The values of one run; None, with a note, when it raises."""
@@ -262,9 +262,13 @@ class _Shake:
         return wide if self._is_wide else wide.to(leaf.dtype)
 
 
+def _values(result: Any) -> Arrays:
+    return named_arrays(result) | dict(named_texts(result))
+
+
 def _roundoffs(inputs: Any, own: Arrays) -> Iterator[float]:
     """Unit roundoffs of the dtypes in which sums may be computed; float32 is the coarsest."""
-    names = [dtypes.of(array).name for array in own.values()]
+    names = [dtypes.of(array).name for array in own.values() if array.dtype.kind != "U"]
 
     def note(leaf: Any) -> Any:
         if _is_module(leaf):
@@ -288,7 +292,7 @@ def run_once(
     state = Generators.now()
     try:
         args, kwargs = arguments(with_leaves(inputs, change or _same))
-        return named_arrays(_copied(program)(*args, **kwargs))
+        return _values(_copied(program)(*args, **kwargs))
     finally:
         state.restore()
 
