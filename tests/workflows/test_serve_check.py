@@ -322,6 +322,33 @@ def test_a_sampler_that_takes_another_token_is_at_fault_where_logits_are_right()
     assert (fault.stage, fault.tensor) == ("sampler", "tokens")
 
 
+class Rewriting(Engine):
+    """Gives its model another text than the prompt."""
+
+    def __init__(self, change):
+        super().__init__()
+        self.change = change
+
+    def generate(self, prompts, count):
+        return super().generate([self.change(list(prompt)) for prompt in prompts], count)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda text: [3, *text], "1 token (3) in front of it"),
+        (lambda text: [2, 2, 2, 2, *text, 1], "4 tokens (2, 2, 2, ...) in front of it and 1"),
+        (lambda text: text[2:], "lacks its first 2 of"),
+        (lambda text: text[:-2], "only its first"),
+        (lambda text: [text[0], (text[1] + 1) % VOCABULARY, *text[2:]], "token 1 is"),
+    ],
+)
+def test_a_prompt_that_the_model_is_not_given_is_named(change, words):
+    fault = checked(Rewriting(change)).fault
+    assert (fault.stage, fault.request > 0) == ("prompt", True)
+    assert words in fault.sentence
+
+
 def test_tokens_that_are_reported_otherwise_than_they_went_on_are_the_samplers():
     engine = Engine()
     generate = engine.generate
@@ -360,9 +387,17 @@ def test_tokens_of_others_at_a_position_that_a_request_passed_are_not_its_own():
     assert place([7, 8, 9, 5], 0) == [(0, 0)]
     assert place([3, 9], 0) == [(1, 0)]
     assert place([9], 2) == []  # of the second, which reported 4; the first is further
-    assert schedule.unmatched == 1
+    assert [piece.tokens for piece in schedule.strays] == [[9]]
     assert place([6], 4) == [(0, 4)]
     assert place([7, 8, 9], 0) == [(0, 0)]  # computed anew
+
+
+def test_the_last_token_of_an_answer_is_not_awaited():
+    schedule = Schedule([[7, 8, 6], [4, 3, 6, 9]])
+    for tokens in ([7, 8], [4, 3]):
+        schedule.segments([Piece(0, (0, 2), tokens, 0)])
+    (segment,) = schedule.segments([Piece(0, (0, 1), [6], 2)])
+    assert segment.request == 1
 
 
 def test_requests_in_one_row_without_cuts_are_told_by_their_positions():

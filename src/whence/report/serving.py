@@ -20,6 +20,7 @@ _MOST_CAUSES = 5
 WORDS = {Status.SAME: "SAME", Status.DIFFERENT: "FAULT", Status.UNDECIDED: "UNDECIDED"}
 STAGES = {
     ServingStage.WEIGHTS: "the weights",
+    ServingStage.PROMPT: "the prompt, between the engine and its model",
     ServingStage.SAMPLER: "the sampler: the logits are right",
     ServingStage.CACHE: "the cache: what it was given is right, what it hands out is not",
     ServingStage.LAYER: "a layer: the cache hands out what it was given",

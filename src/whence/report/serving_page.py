@@ -23,6 +23,7 @@ td, th { padding: 2px 12px; text-align: right; border-bottom: 1px solid var(--li
 .cells .off { fill: var(--bad); }
 .cells text { fill: var(--soft); font-size: 10px; }
 """
+_WRONG_LOGITS = (ServingStage.CACHE, ServingStage.LAYER, ServingStage.LOGITS)
 _CELL, _MOST_CELLS = 11, 100
 
 
@@ -69,7 +70,7 @@ def _stages(result: ServingCheck) -> Iterator[str]:
         f"{count(judged, 'token')} compared; they differ by {number(max(errors))} at most"
         if errors
         else "not seen",
-        fault.stage not in (ServingStage.SAMPLER, ServingStage.WEIGHTS) if fault else False,
+        fault is not None and fault.stage in _WRONG_LOGITS,
         is_open=not errors,
     )
     first = min(wrong, key=lambda check: check.first, default=None)

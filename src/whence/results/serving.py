@@ -14,6 +14,8 @@ class ServingStage(Word):
     NONE = ""
     WEIGHTS = "weights"
     """A parameter is not the reference's."""
+    PROMPT = "prompt"
+    """The model was given another text."""
     SAMPLER = "sampler"
     """The logits are right; what is made of them is not."""
     CACHE = "cache"

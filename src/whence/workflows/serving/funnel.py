@@ -24,6 +24,7 @@ from whence.results import (
 )
 from whence.workflows.serving.engines import Answer, Engine
 from whence.workflows.serving.kept import Kept, digest
+from whence.workflows.serving.prompts import given_instead
 from whence.workflows.serving.rows import (
     Array,
     CacheRead,
@@ -61,11 +62,12 @@ class Request(NamedTuple):
 
 class _Answers(msgspec.Struct):
     """What an engine answered. logits: by prompt, the positions of which its logits are kept, and
-    the size of its vocabulary.
+    the size of its vocabulary. given: by prompt, how what its model was given differs from it.
     """
 
     answers: list[Answer]
     logits: list[tuple[list[int], int]]
+    given: list[str]
 
 
 class _Score(msgspec.Struct):
@@ -141,6 +143,9 @@ class Funnel:
         suspects = [(n, score.is_right) for n, score in enumerate(scores) if score.check.first >= 0]
         if fault is None and reported and (reported.stage is ServingStage.SAMPLER or not suspects):
             fault = reported
+        given = next(((n, answered.given[n]) for n, _ in suspects if answered.given[n]), None)
+        if fault is None and given is not None:
+            fault = _of_prompt(*given)
         if suspects and fault is None:
             fault = self._narrowed(requests, suspects, checks)
         logprobs = [score.logprobs for score in scores]
@@ -205,35 +210,38 @@ class Funnel:
     def _answers(self) -> _Answers:
         """The answers of the engine; its logits are kept."""
         self._tell(f"{self._target.name} answers {len(self._prompts)} prompts")
-        answers, logits = self._asked(self._prompts)
+        answers, logits, given = self._asked(self._prompts)
         places = []
         for number, rows in enumerate(logits):
             order = sorted(rows)
             if order:
                 self._kept.keep(f"logits-{number}", np.stack([rows[place] for place in order]))
             places.append((order, rows[order[0]].size if order else 0))
-        return _Answers(answers, places)
+        return _Answers(answers, places, given)
 
     def _asked(
         self, prompts: Sequence[Sequence[int]]
-    ) -> tuple[list[Answer], list[dict[int, Array]]]:
-        """Answers of the engine, and its logits by position where its model is accessible."""
+    ) -> tuple[list[Answer], list[dict[int, Array]], list[str]]:
+        """Answers of the engine; where its model is accessible, its logits by position, and how
+        what it was given differs from each prompt.
+        """
         if self._target.model is None:
-            return self._target.generate(prompts, self._count), [{} for _ in prompts]
+            answers = self._target.generate(prompts, self._count)
+            return answers, [{} for _ in prompts], [""] * len(prompts)
         from whence.workflows.serving.torch.listening import Listening
 
         with Listening(self._target.model, (), (), modules=False) as listening:
             answers = self._target.generate(prompts, self._count)
         logits = listening.logits_of([[*p, *a.tokens] for p, a in zip(prompts, answers)])
         self._note(listening)
-        return answers, logits
+        strays = [piece.tokens for piece in listening.schedule.strays]
+        begun = zip(prompts, listening.schedule.begun)
+        return answers, logits, [given_instead(prompt, count, strays) for prompt, count in begun]
 
     def _note(self, listening: Listening) -> None:
         self._notes += [f"not listened to: {error}" for error in listening.errors[:1]]
-        if listening.schedule.unmatched:
-            self._notes.append(
-                f"{listening.schedule.unmatched} tokens of its calls belong to no prompt"
-            )
+        if count := sum(len(piece.tokens) for piece in listening.schedule.strays):
+            self._notes.append(f"{count} tokens of its calls belong to no prompt")
 
     def _score(self, number: int, request: Request, kept: tuple[list[int], int]) -> _Score:
         """What the reference says of one answer."""
@@ -497,7 +505,7 @@ class Funnel:
         if len(requests) < 2 or fault.request < 1:
             return fault
         prompt = requests[fault.request - 1].prompt
-        (answer,), (logits,) = self._asked([prompt])
+        (answer,), (logits,), _ = self._asked([prompt])
         request = Request(prompt, answer)
         truth = self._forced.truth(request.sequence, modules=False)
         check = self._checked(0, request, logits, truth)
@@ -655,6 +663,11 @@ def _of_logprobs(
         )
     stage = ServingStage.SAMPLER if words or is_right else ServingStage.LOGITS
     return ServingFault(stage, number + 1, error=residual, tensor="logprobs", sentence=sentence)
+
+
+def _of_prompt(number: int, words: str) -> ServingFault:
+    sentence = f"the model was given another text than prompt {number + 1}: {words}"
+    return ServingFault(ServingStage.PROMPT, number + 1, tensor="tokens", sentence=sentence)
 
 
 def _of_sampler(number: int, check: RequestCheck) -> ServingFault:

@@ -55,6 +55,42 @@ def token_ids(prompts: Sequence[Sequence[int] | str], *owners: Any) -> list[tupl
     return requests
 
 
+_FEWEST_TOKENS = 3
+"""A text with fewer tokens than this is not taken for a prompt that was changed."""
+
+
+def given_instead(prompt: Sequence[int], served: int, texts: Sequence[Sequence[int]]) -> str:
+    """How what a model was given differs from a prompt; "" where nothing tells.
+
+    served: how many of the prompt's first tokens it was given. texts: what it was given beside.
+    """
+    whole, count = list(prompt), len(prompt)
+    if count < _FEWEST_TOKENS or served >= count:
+        return ""
+    for text in map(list, texts):
+        starts = range(len(text) - count + 1)
+        at = next((n for n in starts if text[n : n + count] == whole), -1)
+        if at >= 0:
+            parts = {"in front of": text[:at], "behind": text[at + count :]}
+            more = (f"{_tokens(tokens)} {where} it" for where, tokens in parts.items() if tokens)
+            return f"it has {' and '.join(more)}"
+        if _FEWEST_TOKENS <= len(text) < count and whole[-len(text) :] == text:
+            return f"it lacks its first {count - len(text)} of {count} tokens"
+        others = [n for n, pair in enumerate(zip(whole, text)) if pair[0] != pair[1]]
+        if len(text) == count and 2 * len(others) <= count:
+            first = others[0]
+            how = f"token {first} is {text[first]}, not {whole[first]}"
+            return f"{len(others)} of {count} tokens are others: {how}"
+    is_cut = served >= _FEWEST_TOKENS and texts
+    return f"it has only its first {served} of {count} tokens" if is_cut else ""
+
+
+def _tokens(tokens: Sequence[int]) -> str:
+    more = ", ..." if len(tokens) > _FEWEST_TOKENS else ""
+    numbers = ", ".join(map(str, tokens[:_FEWEST_TOKENS]))
+    return f"{len(tokens)} token{'' if len(tokens) == 1 else 's'} ({numbers}{more})"
+
+
 def _line(path: str, number: int, line: str) -> Any:
     try:
         return json.loads(line)

@@ -419,16 +419,17 @@ class Piece(NamedTuple):
 class Schedule:
     """Assigns tokens of calls to requests.
 
-    sequences: prompt and generated tokens of each request. unmatched: number of tokens that belong
-    to no request.
+    sequences: prompt and generated tokens of each request. begun: how many tokens of each were
+    served from its first on. strays: pieces that belong to no request.
     """
 
     def __init__(self, sequences: Sequence[Sequence[int]]) -> None:
         self._sequences = [list(sequence) for sequence in sequences]
         self._ends = [0] * len(sequences)
+        self.begun = [0] * len(sequences)
         self._served = [(-1, 0)] * len(sequences)
         self._calls = 0
-        self.unmatched = 0
+        self.strays: list[Piece] = []
 
     def segments(self, tokens: Sequence[Piece]) -> list[Segment]:
         """The segments of a call, of its tokens."""
@@ -436,10 +437,12 @@ class Schedule:
         for at, piece in enumerate(tokens):
             request, start = self._request(piece, {segment.request for segment in segments})
             if request < 0:
-                self.unmatched += len(piece.tokens)
+                self.strays.append(piece)
                 continue
             segments.append(Segment(request, piece.row, piece.columns, start, at))
-            self._ends[request] = start + len(piece.tokens)
+            self._ends[request] = end = start + len(piece.tokens)
+            if start <= self.begun[request] < end:
+                self.begun[request] = end
             self._served[request] = self._calls, at
         self._calls += 1
         return segments
@@ -464,13 +467,15 @@ class Schedule:
         starts = {self._ends[request], piece.position, 0}
         return [s for s in starts if s >= 0 and sequence[s : s + count] == piece.tokens]
 
-    def _rank(self, place: tuple[int, int], piece: Piece) -> tuple[bool, bool, int, int, int]:
+    def _rank(self, place: tuple[int, int], piece: Piece) -> tuple[bool, bool, bool, int, int, int]:
         """Sort key, best first: continues where its request ended, at the position that the call
-        gives, was served longest ago, stood first in that call.
+        gives, is not the last token of an answer, which nothing follows, was served longest ago,
+        stood first in that call.
         """
         request, start = place
         is_elsewhere = start != self._ends[request], start != piece.position
-        return *is_elsewhere, *self._served[request], request
+        is_last = start + len(piece.tokens) == len(self._sequences[request])
+        return *is_elsewhere, is_last, *self._served[request], request
 
 
 def pieces(ids: torch.Tensor, kwargs: Mapping[str, Any]) -> list[Piece]:
