@@ -47,6 +47,16 @@ def test_the_parameter_that_was_left_out_is_the_fault(tmp_path, change, module, 
     assert f"OTHER FORM         {behind} " in answer.answer(result)
 
 
+@pytest.mark.filterwarnings("error")
+def test_a_bias_that_was_not_loaded_is_no_folded_factor(tmp_path):
+    def renewed(model, _):
+        for layer in model:
+            layer.reset_parameters()
+
+    finding = compared(tmp_path, renewed).findings[0]
+    assert (finding.name, finding.slot) == ("0", "param.weight")
+
+
 def test_a_change_that_leaves_nothing_out_is_another_form(tmp_path):
     def whole(model, factor):
         folded(model, factor)

@@ -120,7 +120,7 @@ def _shared(factors: Any, size: int) -> Iterator[Any]:
     blocks of any size, share the factor of one key head.
     """
     count = len(factors)
-    if size % count:
+    if size % count or not factors.all():  # zeros, as of a new bias, are no factors
         return
     places = np.arange(size)
     for block in (k for k in range(1, count + 1) if count % k == 0):
