@@ -19,9 +19,10 @@ from whence.report.serving_page import serving_html
 torch = pytest.importorskip("torch")
 from torch import nn  # noqa: E402
 
-from whence.workflows.serving.rows import HandedOut  # noqa: E402
+from whence.workflows.serving.rows import HandedOut, Kind  # noqa: E402
 from whence.workflows.serving.torch.forced import Forced  # noqa: E402
 from whence.workflows.serving.torch.listening import Piece, Schedule, pieces  # noqa: E402
+from whence.workflows.serving.wrong_rows import WrongRows, explained  # noqa: E402
 
 pytestmark = pytest.mark.torch
 
@@ -778,6 +779,31 @@ def test_a_wrong_scale_is_named(decode, words, codes, limit, monkeypatch):
     assert (fault.stage, fault.layer, fault.tensor) == ("cache", 1, "V")
     assert fault.step > 0
     assert words in fault.sentence
+
+
+def in_fp8(rows, scale=1.0):
+    held = (torch.from_numpy(rows) / scale).clamp(-448, 448).to(torch.float8_e4m3fn)
+    return held.double().numpy() * scale
+
+
+@pytest.mark.parametrize(
+    ("largest", "kept", "words"),
+    [
+        (600.0, in_fp8, "are cut off at 448: "),
+        (600.0, lambda rows: rows.clip(-100, 100), "are cut off at 100: "),
+        (600.0, lambda rows: in_fp8(rows, 2.0), "--cache fp8"),
+        (3.0, in_fp8, "--cache fp8"),
+        (600.0, lambda rows: rows * 0.7, "0.7 times"),
+        (3.0, lambda rows: rows * 0.7, "0.7 times"),
+    ],
+)
+def test_rows_of_few_bits_are_told_from_a_wrong_scale(largest, kept, words):
+    held = np.random.default_rng(0).normal(size=(12, 2, 16))
+    held[..., [3, 11]] = [largest, -1.1 * largest]
+    positions, heads = np.divmod(np.arange(24), 2)
+    truth = held[positions, heads]
+    rows = WrongRows(Kind.K_READ, kept(truth), truth, positions, heads, held, 0, {})
+    assert words in explained(rows)
 
 
 def test_what_is_wrong_behind_a_quantised_cache_is_found(monkeypatch):

@@ -16,6 +16,8 @@ _SCALES = 0.1
 """Largest relative difference of scales that count as equal: codes round them."""
 _CLOSE = 1e-2
 """Largest relative difference of rows that count as equal."""
+_COARSEST = 1 / 16
+"""Relative rounding of the coarsest codes of eight bits."""
 _MOST_POSITIONS, _MOST_PARTS = 64, 4
 """Most positions that are explained one by one when no single law explains all; most laws in an
 answer.
@@ -129,6 +131,22 @@ def _other_heads(wrong: WrongRows) -> str:
     return "hold other heads: " + ", ".join(f"{h} holds {p}" for h, p in order.items())
 
 
+def _clipped(wrong: WrongRows) -> str:
+    """Detect rows whose largest values were replaced by the largest that their codes can have."""
+    limit = float(np.abs(wrong.rows).max())
+    is_over = (np.abs(wrong.truth) > (1 + _COARSEST) * limit).any()
+    if not is_over or not _near(wrong.rows, np.clip(wrong.truth, -limit, limit), _COARSEST):
+        return ""
+    return f"are cut off at {limit:.4g}: larger values do not fit, the scale is too small"
+
+
+def _eight_bits(wrong: WrongRows) -> str:
+    """Detect rows of numbers with three bits behind the first, as fp8 keeps them."""
+    sixteenths = 16 * np.frexp(wrong.rows)[0]
+    is_fp8 = (sixteenths == sixteenths.round()).all() and _near(wrong.rows, wrong.truth, _COARSEST)
+    return "are kept as fp8: --cache fp8 allows its rounding" if is_fp8 else ""
+
+
 def _rounded(wrong: WrongRows) -> str:
     """Detect rows that are right but for an error of a few percent without a factor."""
     factors = (wrong.rows * wrong.truth).sum(-1) / np.maximum((wrong.truth**2).sum(-1), 1e-30)
@@ -213,7 +231,8 @@ def _constant(values: Array, value: float | None = None) -> bool:
 
 
 _LAWS: tuple[Callable[[WrongRows], str], ...] = (
-    _zeros, _elsewhere, _rounded, _scale, _factor, _rotation, _other_heads, _other_place,
+    _zeros, _elsewhere, _clipped, _eight_bits, _rounded, _scale, _factor, _rotation, _other_heads,
+    _other_place,
 )  # fmt: skip
 
 
