@@ -14,6 +14,7 @@ from whence.cli import execute
 from whence.errors import UnreadableRun, UsageError
 from whence.results import AcceptKind
 from whence.workflows.accept import golden_files
+from whence.workflows.accept.comparisons import accept_comparison
 from whence.workflows.rounding import run_ways
 
 pytestmark = pytest.mark.torch
@@ -227,6 +228,12 @@ def test_a_text_that_no_way_gives_although_rounding_changes_it_is_undecided():
     answer = whence.accept({"face": "edge"}, program=lambda: {"face": coin()})
     assert answer.verdict == AcceptKind.CANNOT_TELL
     assert "logits" in answer.next
+
+
+def test_a_test_that_compares_texts_is_left_open():
+    texts = {"actual": "a dog", "expected": "a cat"}
+    answer = accept_comparison(texts["expected"], texts["actual"], lambda: texts, {})
+    assert answer.verdict == AcceptKind.CANNOT_TELL
 
 
 def test_a_number_where_a_text_is_expected_is_refused():

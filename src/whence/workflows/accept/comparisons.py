@@ -57,11 +57,11 @@ def _evidence(
 
 
 def _side(values: Arrays, side: str) -> Arrays:
-    """The values of one side ("actual" or "expected"), by their names within it."""
+    """The numbers of one side ("actual" or "expected"), by their names within it."""
     return {
         name[len(side) :].lstrip("."): array
         for name, array in values.items()
-        if name.partition(".")[0] == side
+        if name.partition(".")[0] == side and array.dtype.kind != "U"
     }
 
 

@@ -138,7 +138,6 @@ def _verdict(
 ) -> tuple[AcceptKind, str, str]:
     from whence.judge.band import band
 
-    few = around.degrees < FEWEST_WAYS
     if not new.is_inside:
         what = "the program in float64" if around.is_exact else "other runs of the program"
         words = (
@@ -146,37 +145,22 @@ def _verdict(
             f"rounding leaves it {new.limit_z:.3g} at most"
         )
         return AcceptKind.FAULT, words, ""
-    if few:
+    if around.degrees < FEWEST_WAYS:
         words = f"{around.degrees} ways of rounding are known, which is too few to call it noise"
         return AcceptKind.CANNOT_TELL, words, _MORE_WAYS
     nearer = around.is_exact and _TIMES_CLOSER * new.error <= old.error
+    if old.is_inside and nearer:
+        return AcceptKind.CLOSER, "both are rounding, the new value nearer to the exact result", ""
     if old.is_inside:
-        if nearer:
-            return (
-                AcceptKind.CLOSER,
-                "both are rounding, and the new value is nearer to the exact result",
-                "",
-            )
-        return (
-            AcceptKind.NOISE,
-            "both values are what rounding makes of the exact result"
-            if around.is_exact
-            else "rounding alone moves it as far",
-            "",
-        )
+        words = "both values are what rounding makes of the exact result"
+        return AcceptKind.NOISE, words if around.is_exact else "rounding alone moves it as far", ""
     if around.is_exact and evidence.is_independent and nearer:
-        return (
-            AcceptKind.CLOSER,
-            f"the old value is {_times(old)} from an exact result of another source",
-            "",
-        )
+        words = f"the old value is {_times(old)} from an exact result of another source"
+        return AcceptKind.CLOSER, words, ""
     coarser = _ways(name, evidence.coarser, a, is_anchored=True)
     if around.is_exact and coarser and band(around.centre, coarser, unit).place(a).is_inside:
-        return (
-            AcceptKind.CLOSER,
-            "the old value is what the coarser precision makes of the same program",
-            "",
-        )
+        words = "the old value is what the coarser precision makes of the same program"
+        return AcceptKind.CLOSER, words, ""
     words = (
         f"the old value is {_times(old)} from what the program computes now; "
         f"rounding leaves it {old.limit_z:.3g} at most"
