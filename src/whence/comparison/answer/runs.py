@@ -26,19 +26,19 @@ def capture_notes(side: str, run: Run, calls: Sequence[Call]) -> list[str]:
     calls: the calls whose notes and errors count.
     """
     out, told = [], {missing.text for missing in missing_of(run)}
-    raised = next((c for c in calls if c.error and c.parent == -1), None)
-    if raised is not None:
-        message = " ".join(raised.error.split())
-        out.append(
-            f"{raised.module_name} raised in step {raised.step}: "
-            f"{message[:_MAX_ERROR_TEXT]}{'...' if message[_MAX_ERROR_TEXT:] else ''}"
-        )
+    out += [_in_words(call) for call in calls if call.error and call.parent == -1][:1]
     out += changed(run)
     kinds = ("budget", "error", "inside-not-seen")
     out += [n.text for n in run.notes if n.kind in kinds and n.text not in told]
     out += observer_effects(run)
     out += sorted({note for c in calls if (note := marks.hidden_inside(c))})
     return [f"{side}: {sentence}" for sentence in out]
+
+
+def _in_words(raised: Call) -> str:
+    message = " ".join(raised.error.split())
+    more = "..." if message[_MAX_ERROR_TEXT:] else ""
+    return f"{raised.module_name} raised in step {raised.step}: {message[:_MAX_ERROR_TEXT]}{more}"
 
 
 def versions(reference: Run) -> dict[str, str]:
@@ -75,10 +75,18 @@ _OF_ONE_RUN = re.compile(r"\d{8,}|(?<=pid)\d+")
 
 
 def not_there(reference: Run, target: Run, options: CompareOptions) -> Iterator[NotThere]:
-    """The missing parts of either run, the reference's first."""
-    for side, run in (("reference", reference), ("target", target)):
+    """The missing parts of either run, the reference's first; what a step would have computed that
+    raised in this run only is one.
+    """
+    raised = [[c for c in r.calls if c.error and c.parent == -1] for r in (reference, target)]
+    sides = zip(("reference", "target"), (reference, target), raised, raised[::-1], strict=True)
+    for side, run, own, others in sides:
         for missing in missing_of(run):
             yield _told(side, missing, options)
+        steps = {call.step for call in others}
+        for call in [c for c in own if c.step not in steps][:1]:
+            text = f"{_in_words(call)}; what follows it was not computed"
+            yield _told(side, Missing(Lack.CUT, "", text), options)
 
 
 def with_missing(

@@ -1,0 +1,120 @@
+"""Exports as people have them: quantised, reduced to 16 bits, or run by another engine."""
+
+import importlib
+import logging
+
+import numpy as np
+import pytest
+import torch
+
+import whence
+
+onnx = pytest.importorskip("onnx")
+ort = pytest.importorskip("onnxruntime")
+from onnx import TensorProto as T  # noqa: E402
+from onnx import helper as h  # noqa: E402
+from onnx import numpy_helper  # noqa: E402
+
+OFF, ALL = (getattr(ort.GraphOptimizationLevel, f"ORT_{n}_ALL") for n in ("DISABLE", "ENABLE"))
+TYPES = {"float32": T.FLOAT, "float64": T.DOUBLE, "int64": T.INT64, "float16": T.FLOAT16}
+
+
+def drawn(*shape, seed=0):
+    return np.random.default_rng([seed, *shape]).normal(size=shape).astype("f4")
+
+
+def node(kind, reads, makes, **attributes):
+    return h.make_node(kind, reads.split(), [makes], makes, **attributes)
+
+
+def saved(path, nodes, given, outputs, *, grows=False, **held):
+    """A file. given: the inputs, whose first axis grows or not; outputs: (name, shape, dtype) of
+    each; held: initialisers.
+    """
+    ends = [h.make_tensor_value_info(n, TYPES[d], s) for n, s, d in outputs]
+    starts = [
+        h.make_tensor_value_info(n, TYPES[str(a.dtype)], ["n", *a.shape[1:]] if grows else a.shape)
+        for n, a in given.items()
+    ]
+    weights = [numpy_helper.from_array(a, n) for n, a in held.items()]
+    graph = h.make_graph(nodes, "g", starts, ends, weights)
+    onnx.save(h.make_model(graph, opset_imports=[h.make_opsetid("", 17)], ir_version=8), path)
+    return path
+
+
+def served(file, level, *feeds):
+    """A run of a file under ONNX Runtime, beside it."""
+    options = ort.SessionOptions()
+    options.intra_op_num_threads, options.graph_optimization_level = 1, level
+    session = ort.InferenceSession(str(file), options, providers=["CPUExecutionProvider"])
+    run = file.with_suffix(f".{level.name}.run")
+    with whence.capture(session, str(run)):
+        for feed in feeds:
+            session.run(None, feed)
+    return str(run)
+
+
+def opened(file, precision, *feeds):
+    """A run of a file under OpenVINO, beside it."""
+    openvino = pytest.importorskip("openvino")
+    core, run = openvino.Core(), file.with_suffix(f".{precision}.run")
+    model = core.read_model(str(file))
+    with whence.capture(model, str(run)):
+        compiled = core.compile_model(model, "CPU", {"INFERENCE_PRECISION_HINT": precision})
+        for feed in feeds:
+            compiled(feed)
+    return str(run)
+
+
+def quantised(source, feeds, form="QDQ"):
+    quantisation = importlib.import_module("onnxruntime.quantization")
+
+    class Reader(quantisation.CalibrationDataReader):
+        def __init__(self):
+            self.feeds = iter(feeds)
+
+        def get_next(self):
+            return next(self.feeds, None)
+
+    path = source.with_suffix(f".{form}.onnx")
+    logging.disable(logging.WARNING)
+    try:
+        if form == "dynamic":
+            quantisation.quantize_dynamic(str(source), str(path))
+        else:
+            chosen = getattr(quantisation.QuantFormat, form)
+            quantisation.quantize_static(
+                str(source), str(path), Reader(), quant_format=chosen, per_channel=True
+            )
+    finally:
+        logging.disable(logging.NOTSET)
+    return path
+
+
+def test_a_run_that_raised_where_the_other_went_on(tmp_path):
+    class Halting(torch.nn.Module):
+        def __init__(self, halts):
+            super().__init__()
+            self.a, self.b, self.halts = torch.nn.Linear(4, 4), torch.nn.Linear(4, 4), halts
+
+        def forward(self, x):
+            x = self.a(x)
+            if self.halts:
+                raise ValueError("enough")
+            return self.b(x)
+
+    def run(name, halts):
+        torch.manual_seed(0)
+        module = Halting(halts)
+        with whence.capture(module, str(tmp_path / name)):
+            try:
+                module(torch.ones(2, 4))
+            except ValueError:
+                assert halts
+        return str(tmp_path / name)
+
+    whole, halted, again = run("whole", False), run("halted", True), run("again", True)
+    result = whence.compare(halted, whole)
+    assert result.status == "undecided"
+    assert "raised in step 0: ValueError: enough" in result.headline
+    assert whence.compare(halted, again).status == "same"
