@@ -91,6 +91,27 @@ def quantised(source, feeds, form="QDQ"):
     return path
 
 
+def test_a_constant_in_the_type_of_a_reduced_file(tmp_path):
+    feed = {"x": drawn(2, 4)}
+
+    def file(name, dtype, number):
+        value = numpy_helper.from_array(np.full([1], number, dtype), "value")
+        nodes = [
+            node("Shape", "x", "s"), node("ConstantOfShape", "s", "z", value=value),
+            node("Add", "x z", "a"), node("MatMul", "a w", "y"),
+        ]  # fmt: skip
+        given = {"x": feed["x"].astype(dtype)}
+        ends = [("y", ["n", 3], dtype)]
+        held = {"w": drawn(4, 3).astype(dtype)}
+        return str(saved(tmp_path / name, nodes, given, ends, grows=True, **held))
+
+    wide = file("wide.onnx", "float32", 0.5)
+    assert whence.compare(wide, file("half.onnx", "float16", 0.5)).status == "same"
+    other = whence.compare(wide, file("other.onnx", "float16", 0.75))
+    assert other.status == "different"
+    assert "ConstantOfShape" in str(other)
+
+
 def test_a_run_that_raised_where_the_other_went_on(tmp_path):
     class Halting(torch.nn.Module):
         def __init__(self, halts):

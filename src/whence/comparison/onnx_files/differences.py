@@ -180,6 +180,8 @@ def _attribute(pairs: Pairs, a: Node, b: Node, name: str) -> bool | None:
             return None if _from_start(x, rank) == _from_start(y, rank) else True
         signs = [any(n < 0 for n in _listed(v)) for v in (x, y)]
         return signs[0] == signs[1]
+    if _are_constants_of_floats(x, y):
+        x, y = x["values"], y["values"]
     if not isinstance(x, list) or not isinstance(y, list):
         return None if _single(x) == _single(y) else True
     if name == "shape":
@@ -191,6 +193,12 @@ def _attribute(pairs: Pairs, a: Node, b: Node, name: str) -> bool | None:
         if any(_as(x, dtype) == _as(y, dtype) for dtype in stored if dtype):
             return None
     return None if list(map(_single, x)) == list(map(_single, y)) else True
+
+
+def _are_constants_of_floats(x: Any, y: Any) -> bool:
+    """Whether both are tensors, whose type follows that of the model."""
+    stored = [v.get("dtype", "") if isinstance(v, Mapping) else "" for v in (x, y)]
+    return all(d in dtypes.DTYPES and dtypes.named(d).is_floating for d in stored)
 
 
 def _as(values: list[Any], dtype: str) -> list[float]:
