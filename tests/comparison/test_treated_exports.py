@@ -91,6 +91,38 @@ def quantised(source, feeds, form="QDQ"):
     return path
 
 
+def test_a_clip_that_codes_apply_is_no_difference_of_files(tmp_path):
+    """And sums of two numbers of one grid, which lie in the middle of two codes, are rounded so or
+    so."""
+    feed = {"x": np.abs(drawn(1, 24)) * 4}
+    nodes = [
+        node("MatMul", "x w", "a"), node("Clip", "a low", "c"),
+        node("Reshape", "c column", "d"), node("Reshape", "c row", "e"), node("Add", "d e", "s"),
+        node("MatMul", "s v", "y"),
+    ]  # fmt: skip
+    held = {
+        "w": drawn(24, 16), "v": drawn(16, 3), "low": np.float32(0),
+        "column": np.int64([16, 1]), "row": np.int64([1, 16]),
+    }  # fmt: skip
+    source = saved(tmp_path / "a.onnx", nodes, feed, [("y", [16, 3], "float32")], **held)
+    codes = quantised(source, [feed])
+    assert "Clip" not in [n.op_type for n in onnx.load(codes).graph.node]
+    files = whence.compare(str(source), str(codes))
+    assert files.status != "different", files.headline
+    result = whence.compare(served(source, OFF, feed), served(codes, ALL, feed))
+    assert result.status == "same", result.headline
+
+    model = onnx.load(codes)
+    zero = next(n.input[2] for n in model.graph.node if n.op_type == "QuantizeLinear"
+                and n.input[0].startswith("c"))  # fmt: skip
+    for held_array in model.graph.initializer:
+        if held_array.name == zero:
+            held_array.CopyFrom(numpy_helper.from_array(np.int8(-90), zero))
+    wrong = tmp_path / "wrong.onnx"
+    onnx.save(model, wrong)
+    assert "Clip" in str(whence.compare(str(source), str(wrong)))
+
+
 def test_a_constant_in_the_type_of_a_reduced_file(tmp_path):
     feed = {"x": drawn(2, 4)}
 

@@ -76,8 +76,8 @@ class Node:
 class Graph:
     """Nodes in an order in which they can run. shapes, ranks: of values, as far as they are known.
     functions: a hash of each that the model defines, by name. casts: floating types that values are
-    cast to on the way. quantised: nodes that bring values back from codes; clipped: values whose
-    codes hold nothing below zero.
+    cast to on the way. quantised: nodes that bring values back from codes; ranges: of values that
+    are rounded to codes, the least and the largest number of these.
     """
 
     path: str
@@ -92,7 +92,7 @@ class Graph:
     functions: dict[str, str] = field(default_factory=dict)
     casts: list[str] = field(default_factory=list)
     quantised: list[str] = field(default_factory=list)
-    clipped: set[str] = field(default_factory=set)
+    ranges: dict[str, tuple[float, float]] = field(default_factory=dict)
 
     def rank(self, value: str) -> int | None:
         """How many axes a value has, None where that is not known."""

@@ -8,6 +8,7 @@ result computes what the graph does.
 from __future__ import annotations
 
 import copy
+import math
 from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -40,7 +41,7 @@ def normal_form(graph: Graph, other: Graph, *, without_codes: bool) -> Graph:
     out = copy.copy(graph)
     out.nodes = [copy.copy(node) for node in graph.nodes]
     out.weights = dict(graph.weights)
-    out.casts, out.quantised, out.clipped = [], [], set()
+    out.casts, out.quantised, out.ranges = [], [], {}
     _in_order(out)
     fold(out)
     if without_codes:
@@ -162,22 +163,30 @@ def _without_codes(graph: Graph) -> None:
         elif maker is not None and "QuantizeLinear" in maker.op_type:
             alias[node.outputs[0]] = maker.inputs[0]
             graph.quantised.append(node.name)
-            if _has_no_negative(graph, maker):
-                graph.clipped.add(maker.inputs[0])
+            graph.ranges[maker.inputs[0]] = _span(graph, maker)
         else:
             left.append(node)
     graph.nodes = left
     graph.outputs = [alias.get(v, v) for v in graph.outputs]
 
 
-def _has_no_negative(graph: Graph, node: Node) -> bool:
-    """Do the codes that a QuantizeLinear makes begin at zero? It then is a Relu, too."""
-    zero = graph.weights.get(node.inputs[2]) if len(node.inputs) > 2 else None
-    if zero is None:
-        return len(node.inputs) < 3  # uint8 from 0 on
-    least = {"uint8": 0, "int8": -128, "uint16": 0, "int16": -32768}.get(zero.dtype)
-    array = zero.elements()
-    return least is not None and array is not None and bool(np.all(array == least))
+def _span(graph: Graph, node: Node) -> tuple[float, float]:
+    """The least and the largest number that a QuantizeLinear's codes stand for, to which it clips.
+    It is infinite where that is not known.
+    """
+    scale, zero = map(graph.weights.get, (*node.inputs[1:3], "")[:2])
+    steps = scale.elements() if scale is not None else None
+    middle = zero.elements() if zero is not None else np.zeros(1, np.uint8)
+    if steps is None or middle is None or middle.dtype.name not in _ENDS:
+        return -math.inf, math.inf
+    least, largest = (
+        (end - middle.astype(np.float64)) * steps.astype(np.float64)
+        for end in _ENDS[middle.dtype.name]
+    )
+    return float(np.min(least)), float(np.max(largest))
+
+
+_ENDS = {"uint8": (0, 255), "int8": (-128, 127), "uint16": (0, 65535), "int16": (-32768, 32767)}
 
 
 def decoded(graph: Graph, node: Node) -> Weight | None:

@@ -4,6 +4,7 @@ several for several.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
@@ -107,10 +108,17 @@ def loose_nodes(pairs: Pairs, merged: set[int]) -> list[Difference]:
 
 
 def _is_in_codes(pairs: Pairs, nodes: list[Node]) -> bool:
-    """Is this a Relu that the target's codes, which begin at zero, apply?"""
-    if len(nodes) != 1 or nodes[0].op_type != "Relu":
+    """Is this a Relu or a Clip whose bounds the target's codes keep, too?"""
+    if len(nodes) != 1 or nodes[0].op_type not in ("Relu", "Clip"):
         return False
-    return any(pairs.are_equal(nodes[0].inputs[0], value) for value in pairs.target.clipped)
+    at = {"min": [0.0]} if nodes[0].op_type == "Relu" else nodes[0].attributes
+    low, high = (float(at.get(k, [v])[0]) for k, v in (("min", -math.inf), ("max", math.inf)))
+    # by half a step of 8 bits
+    kept = [
+        value for value, (least, largest) in pairs.target.ranges.items()
+        if max(low - least, largest - high) <= (largest - least) / 510
+    ]  # fmt: skip
+    return any(pairs.are_equal(nodes[0].inputs[0], value) for value in kept)
 
 
 def _are_unlike(a: Node, b: Node) -> bool:

@@ -13,7 +13,7 @@ from whence import dtypes
 from whence.comparison.replays.side import ReplaySource
 from whence.dtypes import Array
 from whence.errors import ReplayRefused
-from whence.judge.limits import CODES_BY_TABLES, CODES_NOT_NEAREST, FLOAT_KERNELS
+from whence.judge.limits import CODES_BY_TABLES, CODES_NOT_NEAREST, FLOAT_KERNELS, U32
 from whence.records import Call, Run
 from whence.records.quantised import Coded, Member, QuantisedLayer, measured, numbers
 from whence.records.slots import is_param
@@ -111,9 +111,20 @@ class LayerPrograms:
                     is_off = bool((off > 1).any()) or int(np.count_nonzero(off)) > few
                     if member.kind in TABLES:
                         is_off = bool((off > CODES_BY_TABLES).any())
+                    if is_off and member.kind == "QuantizeLinear":
+                        is_off = not self._lies_between(member, record, produced)
                 if is_off:
                     return member
         return None
+
+    def _lies_between(self, member: Member, record: int, codes: Array) -> bool:
+        """Whether codes are the nearest to numbers as far from a node's input as the quotient by
+        the scale rounds: sums of two numbers of one grid all lie in the middle of two codes.
+        """
+        given = member.slots["input.0"]
+        value = self.target.run.array(given).astype(np.float64)
+        ends = [self._node(member, {given: value * (1 + way * 4 * U32)})[record] for way in (-1, 1)]
+        return bool(((np.minimum(*ends) <= codes) & (codes <= np.maximum(*ends))).all())
 
     def _node(
         self,
