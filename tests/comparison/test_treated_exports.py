@@ -144,6 +144,44 @@ def test_a_constant_in_the_type_of_a_reduced_file(tmp_path):
     assert "ConstantOfShape" in str(other)
 
 
+def test_what_an_optimiser_computes_once(tmp_path):
+    """The mean is taken twice in the file, and once in the graph that runs."""
+    feed = {"x": drawn(2, 6, 30) + 0.4}
+    nodes = [
+        node("ReduceMean", "x", "m", axes=[2]), node("Sub", "x m", "d"), node("Mul", "d d", "q"),
+        node("ReduceMean", "q", "v", axes=[2]), node("Sqrt", "v", "r"),
+        node("ReduceMean", "x", "m2", axes=[2]), node("Sub", "x m2", "d2"),
+        node("Div", "d2 r", "n"), node("Conv", "n w b", "c"), node("Relu", "c", "f"),
+        node("MatMul", "f u", "y"),
+    ]  # fmt: skip
+    held = {"w": drawn(8, 6, 3), "b": drawn(8), "u": drawn(28, 5)}
+    source = saved(tmp_path / "a.onnx", nodes, feed, [("y", [2, 8, 5], "float32")], **held)
+    codes = quantised(source, [feed], "dynamic")
+    result = whence.compare(served(source, OFF, feed), served(codes, ALL, feed), min_coverage=0.5)
+    assert not result.findings, result.findings
+    assert result.status == "same"
+
+
+def test_floats_between_codes_lie_as_these(tmp_path):
+    """As many channels as rows and columns: no shape tells where the channels lie."""
+    feeds = [{"x": drawn(2, 3, 8, 8, seed=k)} for k in range(2)]
+    nodes = [
+        node("Conv", "x w", "a", pads=[1] * 4), node("HardSigmoid", "a", "g", alpha=1 / 6),
+        node("Mul", "a g", "s"), node("Conv", "s v", "b"), node("Clip", "b low high", "c"),
+        node("Conv", "c u", "y"),
+    ]  # fmt: skip
+    held = {
+        "w": drawn(8, 3, 3, 3), "v": drawn(8, 8, 1, 1), "u": drawn(4, 8, 1, 1),
+        "low": np.float32(0), "high": np.float32(6),
+    }  # fmt: skip
+    source = saved(tmp_path / "a.onnx", nodes, feeds[0], [("y", [2, 4, 8, 8], "float32")], **held)
+    codes = quantised(source, feeds, "QOperator")
+    result = whence.compare(served(source, OFF, *feeds), served(codes, ALL, *feeds))
+    assert not result.findings, result.findings
+    lost = [v.numbers["sqnr_db"] for v in result.verdicts if v.numbers.get("sqnr_db")]
+    assert min(lost) > 20
+
+
 def test_a_run_that_raised_where_the_other_went_on(tmp_path):
     class Halting(torch.nn.Module):
         def __init__(self, halts):

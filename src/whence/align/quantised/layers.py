@@ -31,7 +31,7 @@ from whence.align.quantised.operands import (
     plain_type,
     triples,
 )
-from whence.align.values.corresponding import corresponding_coarsely, equal_names
+from whence.align.values.corresponding import computed_again, corresponding_coarsely, equal_names
 from whence.align.values.flat_calls import flat
 from whence.align.values.groups import of_one_maker, with_wholes
 from whence.align.values.value_graph import Stretch, ValueGraph, is_move, kind_of
@@ -122,10 +122,11 @@ def _parts(graph: CodedGraph, other: CodedGraph) -> Iterator[tuple[Stretch, Stre
     partner = corresponding_coarsely(graph.plain, other.plain, named)
     made = [v for v in partner if v in graph.plain.makers and partner[v] in other.plain.makers]
     ordered = sorted(made, key=graph.plain.place)
+    known = computed_again(graph.plain, partner) | partner
     for values in of_one_maker(graph.plain, other.plain, partner, ordered):
-        part = graph.behind(values, partner.keys())
+        part = graph.behind(values, known.keys())
         across = other.behind([partner[value] for value in values], set(partner.values()))
-        yield part, across._replace(reads=_in_order(graph, part, partner, other, across))
+        yield part, across._replace(reads=_in_order(graph, part, known, other, across))
 
 
 def _in_order(
@@ -170,6 +171,8 @@ class CodedSide:
         if record in self._numbers:
             return self._numbers[record]
         grid = self.values.placed(record)
+        if grid is None and record in self.values.last:  # floats made of dequantised ones
+            grid = Grid(self.run.records[record].dtype, (), channels_last=True)
         is_coded = record in self.values.grids
         if grid is None or not (is_coded or grid.channels_last):
             return record
@@ -493,7 +496,7 @@ def plain_calls(
 
 
 def _without_clipping(calls: Sequence[Call], ends: Sequence[int]) -> list[Call]:
-    """The calls with each ReLU merged into the call before it, where nothing else reads that call's
+    """The calls with each ReLU or Clip merged into the call before it, where nothing else reads its
     output. Codes that start at zero clip as a ReLU does, so the quantised graph may have no ReLU.
     """
     readers: Counter[int] = Counter(ends)
@@ -507,7 +510,7 @@ def _without_clipping(calls: Sequence[Call], ends: Sequence[int]) -> list[Call]:
             call = replace(call, arguments=arguments)
         out.append(call)
     for k, call in enumerate(calls):
-        place = makers.get(_first(call)) if kind_of(call) == "Relu" else None
+        place = makers.get(_first(call)) if kind_of(call) in ("Relu", "Clip") else None
         maker = out[place] if place is not None else None
         if place is None or maker is None or readers[_first(call)] != 1 or is_move(maker):
             continue

@@ -65,6 +65,21 @@ def corresponding_coarsely(
     return pairing.partner
 
 
+def computed_again(graph: ValueGraph, partner: Mapping[int, int]) -> dict[int, int]:
+    """By value without a partner, that of a value with the same elements, made by an operator of
+    the same kind: the other run's optimiser lets one node do what two do here.
+    """
+
+    def made(value: int) -> tuple[str, tuple[int, ...], str]:
+        record = graph.record(value)
+        kind = kind_of(graph.makers[value]) if value in graph.makers else ""
+        return (record.hash or "" if _varies(record) else ""), tuple(record.shape), kind
+
+    first = {made(value): other for value, other in reversed(list(partner.items()))}
+    alike = {v: first.get(made(v)) for v in graph.values if made(v)[0] and v not in partner}
+    return {value: other for value, other in alike.items() if other is not None}
+
+
 def equal_names(
     reference: ValueGraph, target: ValueGraph, plain: Callable[[str], str] = str
 ) -> dict[int, int]:
