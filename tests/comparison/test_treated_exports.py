@@ -2,12 +2,15 @@
 
 import importlib
 import logging
+from collections import Counter
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 
 import whence
+from whence.align.layout import search
 
 onnx = pytest.importorskip("onnx")
 ort = pytest.importorskip("onnxruntime")
@@ -182,6 +185,46 @@ def test_floats_between_codes_lie_as_these(tmp_path):
     assert min(lost) > 20
 
 
+def test_a_table_of_words_that_a_product_reads_turned(tmp_path):
+    class Words(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.table = torch.nn.Embedding(11, 6)
+            self.inner = torch.nn.Linear(6, 6)
+            self.scale = torch.nn.Parameter(torch.rand(6) + 0.5)
+
+        def forward(self, ids):
+            words = self.table(ids)
+            x = self.inner(words * torch.rsqrt((words * words).mean(-1, True)) * self.scale)
+            return (words + x) @ self.table.weight.t()
+
+    torch.manual_seed(1)
+    module, ids = Words().eval(), np.int64([[3, 1, 7, 2]])
+    with torch.no_grad(), whence.capture(module, str(tmp_path / "torch")):
+        for _ in range(2):
+            module(torch.from_numpy(ids))
+    table, inner = (m.weight.detach().numpy() for m in (module.table, module.inner))
+    nodes = [
+        node("Gather", "table.weight ids", "g"), node("Mul", "g g", "q"),
+        node("ReduceMean", "q", "e", axes=[-1]), node("Sqrt", "e", "r"), node("Div", "g r", "d"),
+        node("Mul", "d scale", "n"), node("MatMul", "n m", "p"), node("Add", "p inner.bias", "i"),
+        node("Add", "g i", "s"), node("MatMul", "s t", "y"),
+    ]  # fmt: skip
+    held = {
+        "table.weight": table, "m": np.ascontiguousarray(inner.T),
+        "inner.bias": module.inner.bias.detach().numpy(), "scale": module.scale.detach().numpy(),
+        "t": np.ascontiguousarray(table.T),
+    }  # fmt: skip
+    given = {"ids": ids}
+    source = saved(tmp_path / "a.onnx", nodes, given, [("y", [1, 4, 11], "float32")], **held)
+    result = whence.compare(str(tmp_path / "torch"), served(source, ALL, given, given))
+    assert result.status == "same", result.headline
+    held["t"] = held["t"] * np.float32(1.01)
+    wrong = saved(tmp_path / "b.onnx", nodes, given, [("y", [1, 4, 11], "float32")], **held)
+    result = whence.compare(str(tmp_path / "torch"), served(wrong, ALL, given, given))
+    assert result.status == "different"
+
+
 def test_a_run_that_raised_where_the_other_went_on(tmp_path):
     class Halting(torch.nn.Module):
         def __init__(self, halts):
@@ -209,3 +252,16 @@ def test_a_run_that_raised_where_the_other_went_on(tmp_path):
     assert result.status == "undecided"
     assert "raised in step 0: ValueError: enough" in result.headline
     assert whence.compare(halted, again).status == "same"
+
+
+@pytest.mark.parametrize(("stored", "tells"), [((6, 11), 0), ((11, 6), 1)])
+def test_a_table_tells_how_its_turned_copy_lies_only_in_its_own_shape(stored, tells):
+    """The product of the model above reads the table, which both sides hold elsewhere, turned."""
+    records = SimpleNamespace(shape=(11, 6)), SimpleNamespace(shape=stored)
+    state = SimpleNamespace(
+        reference=SimpleNamespace(calls={7: SimpleNamespace(scope="")}),
+        records=lambda _: records,
+        equal_parameters=Counter({("", "param.table.weight", (11, 6)): 1}),
+    )
+    slot = SimpleNamespace(reference_slot="param.table.weight")
+    assert search._identical_siblings(state, {(0, 0): (7, slot)}) == tells

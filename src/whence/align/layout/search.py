@@ -500,11 +500,12 @@ def _suspect(state: LayoutState, tensors: TensorPair) -> bool:
 def _identical_siblings(state: LayoutState, family: Family) -> int:
     """Number of parameters with the same starred name, slot and shape that are equal bit by bit.
     The shape counts too: in a sequence a norm has the starred name of a neighbouring matrix and
-    tells nothing of its layout.
+    tells nothing of its layout; nor does a table of words tell how a product reads the same table.
     """
     (tensors, (call, slot)) = next(iter(family.items()))
-    scope, shape = starred(state.reference.calls[call].scope), state.records(tensors)[0].shape
-    return state.equal_parameters[scope, slot.reference_slot, shape]
+    shape, other = (record.shape for record in state.records(tensors))
+    scope = starred(state.reference.calls[call].scope)
+    return state.equal_parameters[scope, slot.reference_slot, shape] if shape == other else 0
 
 
 def _layout_of(state: LayoutState, tensors: TensorPair) -> Order | None:
