@@ -225,6 +225,20 @@ def test_a_table_of_words_that_a_product_reads_turned(tmp_path):
     assert result.status == "different"
 
 
+def test_codes_of_a_table_whose_scale_was_folded_away(tmp_path):
+    feed = {"ids": np.int64([4, 9, 2])}
+    nodes = [
+        node("Gather", "table ids", "g"), node("MatMul", "g w", "p"), node("Add", "p b", "s"),
+        node("Tanh", "s", "h"), node("MatMul", "h v", "y"),
+    ]  # fmt: skip
+    held = {"table": drawn(20, 32), "w": drawn(32, 24), "b": drawn(24), "v": drawn(24, 5)}
+    source = saved(tmp_path / "a.onnx", nodes, feed, [("y", [3, 5], "float32")], **held)
+    codes = quantised(source, [feed], "dynamic")
+    result = whence.compare(served(source, OFF, feed), served(codes, ALL, feed))
+    assert result.status == "undecided"
+    assert any("without the runtime's optimisations" in v.sentence for v in result.verdicts)
+
+
 def test_a_run_that_raised_where_the_other_went_on(tmp_path):
     class Halting(torch.nn.Module):
         def __init__(self, halts):

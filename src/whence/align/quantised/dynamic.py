@@ -15,18 +15,13 @@ from whence.align.call_sites import selected, step_of
 from whence.align.calls.facing_tensors import with_programs
 from whence.align.calls.joined_programs import with_joined_program
 from whence.align.derived_run import renumbered
-from whence.align.quantised.operands import MEASURE, operands, plain_type
+from whence.align.quantised.operands import MEASURE, PRODUCTS, operands, plain_type
 from whence.records import Call, Program, Ref, Run, in_order
 from whence.records.marks import Mark, mark
 from whence.records.slots import is_param, param_name
 
-_PRODUCTS: Mapping[str, str] = {
-    "MatMulInteger": "com.microsoft.DynamicQuantizeMatMul", "ConvInteger": "DynamicQuantizeConv"
-}  # fmt: skip
-"""By the node that multiplies codes, the operator type of the joined call. In
-`MatMulIntegerToFloat` three of the five nodes are already fused.
-"""
 _FUSED = "MatMulIntegerToFloat"
+"""A node in which three of the five are already fused."""
 
 
 class _Layer(NamedTuple):
@@ -92,13 +87,13 @@ class _Graph:
         measure = self._measure(reads, (2, 4))
         if measure is None or not (is_param(reads[1].slot) and is_param(reads[3].slot)):
             return None
-        op_type = _PRODUCTS["MatMulInteger"]
+        op_type = PRODUCTS["MatMulInteger"]
         zero, bias = reads.get(5), reads.get(6)
         return _Layer((measure, call), op_type, reads[1], reads[3], zero, bias)
 
     def _written_out(self, call: Call) -> _Layer | None:
         reads = operands(call)
-        if plain_type(call) not in _PRODUCTS or not {0, 1} <= reads.keys():
+        if plain_type(call) not in PRODUCTS or not {0, 1} <= reads.keys():
             return None
         measure = self._measure(reads, (2,))
         cast = self._only_reader(call, "Cast")
@@ -115,7 +110,7 @@ class _Graph:
         if len(own) != 1 or measured != [measure.slots("output")[1].record]:
             return None
         members = in_order((measure, scales, call, cast, product))
-        op_type = _PRODUCTS[plain_type(call)]
+        op_type = PRODUCTS[plain_type(call)]
         return _Layer(tuple(members), op_type, reads[1], own[0], reads.get(3))
 
     def _measure(self, reads: Mapping[int, Ref], places: Sequence[int]) -> Call | None:
@@ -139,7 +134,7 @@ def _whole(run: Run, layer: _Layer) -> tuple[Call, Program | None]:
     where the nodes have none.
     """
     last, measure = layer.members[-1], next(c for c in layer.members if plain_type(c) in MEASURE)
-    product = next((c for c in layer.members if plain_type(c) in _PRODUCTS), last)
+    product = next((c for c in layer.members if plain_type(c) in PRODUCTS), last)
     held = {1: layer.weight, 2: layer.scale, 3: layer.zero, 4: layer.bias}
     params = {place: ref for place, ref in held.items() if ref is not None}
     refs = (Ref("input.0", measure.slots("input")[0].record), *dict.fromkeys(params.values()))

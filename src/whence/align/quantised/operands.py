@@ -14,6 +14,10 @@ QUANTIZE = frozenset(("QuantizeLinear", "com.microsoft.QuantizeLinear"))
 DEQUANTIZE = frozenset(("DequantizeLinear", "com.microsoft.DequantizeLinear"))
 MEASURE = frozenset(("DynamicQuantizeLinear",))
 """Nodes that quantise their input by its own range."""
+PRODUCTS: Mapping[str, str] = {
+    "MatMulInteger": "com.microsoft.DynamicQuantizeMatMul", "ConvInteger": "DynamicQuantizeConv"
+}  # fmt: skip
+"""Nodes that multiply codes, with the operator that does so and gives numbers."""
 _DOMAINS = ("com.microsoft.nchwc", "com.microsoft", "ai.onnx.ml", "ai.onnx.training")
 _OWN_DOMAINS = ("com.microsoft.nhwc.", "com.microsoft.")
 

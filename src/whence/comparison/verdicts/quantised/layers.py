@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from whence import judge
+from whence.align.quantised.operands import PRODUCTS
 from whence.comparison.paired_runs import PairedCall
 from whence.comparison.replays.replayer import Replayer
 from whence.comparison.verdicts.declared.ledger import DeclarationLedger, sqnr_of
@@ -74,14 +75,17 @@ class QuantisedLayers:
     def judged(self, pair: PairedCall, evidence: judge.LeafEvidence) -> Verdict | None:
         """The verdict of a call whose partner is a quantised layer; None for any other."""
         layer = pair.partner.quantised
-        if layer is None or evidence.structural:
-            return None
         errors: dict[str, float | None] = {
             "e_in": evidence.growth.e_in, "e_out": evidence.growth.e_out
         }  # fmt: skip
         verdict = Verdict(
             pair.index, VerdictKind.UNDETERMINED, evidence=Evidence.REPLAY, numbers=errors
         )
+        if evidence.structural:
+            return None
+        if layer is None:
+            multiplies = any(kind in pair.partner.op_type for kind in PRODUCTS)
+            return verdict.replace(sentence=_FOLDED) if multiplies else None
         try:
             weights = self.parameters.of(pair.call, layer)
             if fault := _stated_fault(layer, weights):
@@ -323,6 +327,12 @@ class QuantisedLayers:
         grid = output.coded.grid
         assert grid is not None
         return *grid.steps(self.target.array, output.produced.ndim), grid.ends
+
+
+_FOLDED = (
+    "it multiplies codes, and the scale of what it reads is folded into that of its weight, so the "
+    "loss of its codes is not known: run the target without the runtime's optimisations"
+)
 
 
 def _is_on_both(pair: PairedCall, output: _Output) -> bool:
