@@ -239,6 +239,19 @@ def test_codes_of_a_table_whose_scale_was_folded_away(tmp_path):
     assert any("without the runtime's optimisations" in v.sentence for v in result.verdicts)
 
 
+def test_openvino_computes_float64_of_the_file_in_float32(tmp_path):
+    """Numbers that the file has in float64 are computed in float32."""
+    feed = {"x": drawn(3, 12)}
+    nodes = [
+        node("MatMul", "x w", "a"), node("Cast", "a", "d", to=T.DOUBLE), node("Mul", "d k", "e"),
+        node("Exp", "e", "y"),
+    ]  # fmt: skip
+    held = {"w": drawn(12, 8), "k": np.random.default_rng(1).normal(size=8)}
+    source = saved(tmp_path / "a.onnx", nodes, feed, [("y", [3, 8], "float64")], **held)
+    result = whence.compare(served(source, OFF, feed), opened(source, "f32", feed))
+    assert result.status == "same", result.headline
+
+
 def test_a_run_that_raised_where_the_other_went_on(tmp_path):
     class Halting(torch.nn.Module):
         def __init__(self, halts):

@@ -134,16 +134,17 @@ def executed_in(call: Call) -> str:
 
 
 def _executed_kinds(run: Run) -> dict[int, str]:
-    """By record, the 16-bit dtype of float32 outputs of calls that were executed in 16 bits, if it
+    """By record, the dtype that a call was executed in, of outputs that are stored wider, if it
     holds them exactly.
     """
     kinds: dict[int, str] = {}
     for call in run.calls:
-        kind = executed_in(call)
-        if not kind:
+        kind = mark_value(call, Mark.EXECUTED_IN)
+        if kind not in _SIGNIFICANT:
             continue
         for ref in call.slots("output"):
-            if run.records[ref.record].dtype != "float32":
+            stored = run.records[ref.record].dtype
+            if stored not in ("float32", "float64") or _SIGNIFICANT[stored] <= _SIGNIFICANT[kind]:
                 continue
             try:
                 if _fits(run.array(ref.record), kind):

@@ -13,6 +13,7 @@ from whence import dtypes, judge
 from whence.comparison.inputs.positions_masks import PositionsAndMasks
 from whence.comparison.left_out import operator_form
 from whence.comparison.paired_runs import PairedCall
+from whence.comparison.prepare.stored_precision import executed_in
 from whence.comparison.programs.program_flow import PLACED
 from whence.comparison.verdicts.pair_errors import PairErrors
 from whence.comparison.verdicts.parameter_drift import ParameterDrift, ParameterDrifts
@@ -324,7 +325,9 @@ class SegmentEvidenceCollector:
         # A later segment that passes on what this one spoilt is not to blame.
         self.first.update((o.slot.reference_record, o.slot.target_record) for o in outputs)
         errors_out = [o.error for o in outputs]
-        u = max((e.u for e in errors_out), default=0.0)
+        below = self.paired.target_kids.get(pair.partner.id, ())
+        kinds = {executed_in(self.paired.target.calls[k]) for k in below} - {""}
+        u = max((*(e.u for e in errors_out), *map(judge.unit_roundoff, kinds)), default=0.0)
         return RegionEvidence(
             pair,
             region.stretch,
