@@ -529,31 +529,26 @@ def _first(call: Call) -> int:
 def _plain(
     call: Call, values: CodedValues, shown: Mapping[int, int], decoded: Callable[[int], int]
 ) -> Call:
-    form = form_of(call)
-    outputs = tuple(
+    form, kind = form_of(call), call.op_type
+    reads: list[Ref] = [*call.slots("input")]
+    if kind in DEQUANTIZE:
+        kind, reads = "Identity", [Ref("input.0", operands(call)[0].record)]
+    elif kind in QUANTIZE:
+        kind, reads = "Identity", [Ref("input.0", _first(call))]
+    elif form is None:
+        reads = [ref for ref in call.refs if not is_output(ref.slot)]
+    else:
+        coded = [operand.ref for operand in values.operands(call)]
+        floats = [ref for ref in reads if ref.record not in {ref.record for ref in coded}]
+        kind, reads = form.kind, [*floats, *coded]
+    refs = [
+        ref if form is None and is_param(ref.slot) else Ref(ref.slot, decoded(ref.record))
+        for ref in reads
+    ]
+    refs += [
         Ref(ref.slot, decoded(shown.get(ref.record, ref.record))) for ref in call.slots("output")
-    )
-    if call.op_type in DEQUANTIZE:
-        source = operands(call)[0].record
-        refs = (Ref("input.0", decoded(source)), *outputs)
-        return replace(call, op_type="Identity", refs=refs)
-    if form is None:
-        inputs = tuple(
-            ref if is_param(ref.slot) else Ref(ref.slot, decoded(ref.record))
-            for ref in call.refs
-            if not is_output(ref.slot)
-        )
-        return replace(call, refs=(*inputs, *outputs))
-    if call.op_type in QUANTIZE:
-        refs = (Ref("input.0", decoded(_first(call))), *outputs)
-        return replace(call, op_type="Identity", refs=refs)
-    coded = [operand.ref for operand in values.operands(call)]
-    coded_records = {ref.record for ref in coded}
-    others = [
-        ref for ref in call.slots("input") if ref.record not in coded_records
-    ]  # operands given as floats
-    refs = tuple(Ref(ref.slot, decoded(ref.record)) for ref in (*others, *coded))
-    return replace(call, op_type=form.kind, refs=(*refs, *outputs))
+    ]
+    return replace(call, op_type=kind, refs=tuple(refs))
 
 
 # Finds the reference's parameters that the codes of a quantised layer stand for.
