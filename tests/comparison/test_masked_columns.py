@@ -94,9 +94,13 @@ class Scores(nn.Module):
         super().__init__()
         self.embed, self.head, self.offset = nn.Embedding(32, 8), nn.Linear(8, 32), offset
 
-    def forward(self, input_ids, keep=0, last=False):
+    def forward(self, input_ids, keep=0, last=False, one=False):
         x = self.embed(input_ids).cumsum(1)
-        x = x[:, -1:] if last else x
+        place = x.shape[1] - 1 - self.offset
+        if one:
+            return self.head(x[:, place])
+        if last:
+            return self.head(x[:, place : place + 1])
         return self.head(x[:, -keep - self.offset : x.shape[1] - self.offset] if keep else x)
 
 
@@ -106,7 +110,10 @@ class Scores(nn.Module):
         ({"keep": 1}, 0, "same"),
         ({"keep": 2}, 0, "same"),
         ({"keep": 2}, 1, "different"),  # other tokens than the last
-        ({"last": True}, 0, "undecided"),  # nobody asked for one
+        ({"last": True}, 0, "same"),
+        ({"last": True}, 1, "undecided"),  # no argument says which
+        ({"one": True}, 0, "same"),
+        ({"one": True}, 1, "undecided"),
     ],
 )
 @pytest.mark.parametrize("is_asked", ["reference", "target"])
@@ -117,3 +124,16 @@ def test_scores_of_the_last_tokens_alone(tmp_path, is_asked, options, offset, st
         with torch.no_grad(), whence.capture(model, tmp_path / name):
             model(IDS[0], **asked)
     assert whence.compare(tmp_path / "reference", tmp_path / "target").status == status
+
+
+@pytest.mark.parametrize("one", ["last", "one"])
+def test_a_wrong_layer_before_the_last_tokens_is_named(tmp_path, one):
+    for name in ("reference", "target"):
+        torch.manual_seed(0)
+        model = Scores()
+        if name == "target":
+            model.head.weight.data[3] *= 1.1
+        with torch.no_grad(), whence.capture(model, tmp_path / name):
+            model(IDS[0], **({one: True} if name == "target" else {}))
+    result = whence.compare(tmp_path / "reference", tmp_path / "target")
+    assert result.status == "different" and result.findings[0].name == "head"

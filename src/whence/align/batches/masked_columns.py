@@ -1,5 +1,5 @@
 """Cuts off columns that only one run has: padding of one of several inputs (such as that of an
-encoder before a decoder) which a mask hides, and tokens whose scores the other run was not asked to
+encoder before a decoder) which a mask hides, and tokens whose scores the other run does not
 compute.
 """
 
@@ -12,6 +12,7 @@ from typing import NamedTuple
 import numpy as np
 from msgspec.structs import replace
 
+from whence import dtypes
 from whence.align.derived_run import DerivedTensors
 from whence.align.dims import Cut, Name, Node, Take
 from whence.dtypes import Array
@@ -46,7 +47,7 @@ class Columns(NamedTuple):
 
 def cut(reference: Run, target: Run, plan: Plan) -> tuple[Run, Run, Plan]:
     """Both runs and the plan, without columns that only one run has: its mask hides them, or the
-    other run was not asked for them. Only inputs of models are read.
+    other run returns the last tokens alone. Only inputs and such outputs of models are read.
     """
     sides = _Side(reference, "reference_slot", "reference"), _Side(target, "target_slot", "target")
     kids: dict[int, list[int]] = {}
@@ -112,6 +113,12 @@ class _Side:
     def record(self, pair: SlotPair) -> Record:
         return self._derived.record(getattr(pair, self._record))
 
+    def array(self, pair: SlotPair) -> Array | None:
+        """The elements of this side's tensor; None without them."""
+        with contextlib.suppress(ElementsMissing):
+            return self.run.array(getattr(pair, self._record))
+        return None
+
     def without(self, hidden: Sequence[Columns], pair: CallPair, other: _Side) -> CallPair:
         """The pair of calls, with this side's tensors cut to the other side's shapes."""
         cut_records: dict[str, int] = {}
@@ -148,6 +155,10 @@ def _cut_to(
     """The expression that cuts a tensor to the other run's shape; None if it has that shape, or if
     these columns do not lead to it.
     """
+    if len(shape) == len(wanted) + 1 and (shape[0], *shape[2:]) == wanted:
+        ones = (columns.cut(Name("x"), 1, shape[1], 1) for columns in hidden)
+        one = next((node for node in ones if node is not None), None)
+        return Cut(one, (slice(None), 0)) if one is not None else None
     if shape == wanted or len(shape) != len(wanted):
         return None
     node: Node | None = Name("x")
@@ -185,7 +196,8 @@ def _hidden(side: _Side, other: _Side, root: CallPair) -> Iterator[Columns]:
 
 def _last(side: _Side, other: _Side, root: CallPair) -> Columns | None:
     """The last tokens to keep, if the other side's model has the same inputs but returns outputs
-    for these tokens only, because an argument asks for their number; else None.
+    for these tokens only: an argument asks for their number, or its outputs are nearer to those of
+    the last tokens than of any others. None if not.
     """
     arguments = side.call(root).arguments
     asked = {
@@ -200,13 +212,29 @@ def _last(side: _Side, other: _Side, root: CallPair) -> Columns | None:
     }
     for slot in root.slots:
         shape, wanted = side.record(slot).shape, other.record(slot).shape
-        if not is_output(slot.reference_slot) or len(shape) < 3 or len(shape) != len(wanted):
+        if not is_output(slot.reference_slot) or len(shape) < 3:
             continue
-        is_shorter = shape[1] > wanted[1] and (shape[0], *shape[2:]) == (wanted[0], *wanted[2:])
+        of_one = (shape[0], *shape[2:]) == wanted
+        count = 1 if of_one else (wanted[1] if len(wanted) == len(shape) else 0)
+        is_shorter = of_one or shape == (*wanted[:1], shape[1], *wanted[2:])
         is_of_tokens = any(inputs[:2] == shape[:2] for inputs in shared_inputs)
-        if is_shorter and is_of_tokens and wanted[1] in asked:
-            return Columns(shape[0], shape[1], shape[1] - wanted[1], wanted[1])
+        if is_of_tokens and is_shorter and 0 < count < shape[1]:
+            last = Columns(shape[0], shape[1], shape[1] - count, count)
+            if count in asked or _is_nearest(last, side.array(slot), other.array(slot)):
+                return last
     return None
+
+
+def _is_nearest(columns: Columns, longer: Array | None, shorter: Array | None) -> bool:
+    """Whether the elements of the shorter tensor are nearer to these columns of the longer one than
+    to any others.
+    """
+    if longer is None or shorter is None or not dtypes.of(longer).is_floating:
+        return False
+    wide, facing = longer.astype(np.float64), shorter.astype(np.float64)
+    parts = (wide[:, s : s + columns.real] for s in range(columns.width - columns.real + 1))
+    off = [float(np.linalg.norm(part - facing.reshape(part.shape))) for part in parts]
+    return all(off[columns.start] < far for s, far in enumerate(off) if s != columns.start)
 
 
 def _real(mask: Array, is_of_padding: bool) -> tuple[int, int] | None:
