@@ -145,3 +145,121 @@ def test_a_scale_on_the_query_among_operators(tmp_path, by, status):
     x = 4 * torch.randn(2, 9, WIDTH)
     pair = (m.to(torch.bfloat16) for m in (first, second))
     assert compared(tmp_path, *pair, x.to(torch.bfloat16), level="op").status == status
+
+
+class Scaled(nn.Module):
+    """A norm by size alone, whose weight comes behind its cast or, `early`, before it."""
+
+    def __init__(self, *, early: bool = False, eps: float = 1e-5) -> None:
+        super().__init__()
+        self.weight, self.early, self.eps = nn.Parameter(torch.rand(WIDTH) + 0.5), early, eps
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = x.float()
+        h = h * torch.rsqrt(h.square().mean(-1, keepdim=True) + self.eps)
+        return (h * self.weight.float()).to(x.dtype) if self.early else self.weight * h.to(x.dtype)
+
+
+class Running(nn.Module):
+    """A decaying sum over places, one after the other or, `at_once`, by a table of powers."""
+
+    def __init__(self, *, at_once: bool = False, seen: int = 99) -> None:
+        super().__init__()
+        self.inner, self.rate = nn.Linear(WIDTH, WIDTH), nn.Parameter(torch.rand(WIDTH))
+        self.outer, self.at_once, self.seen = nn.Linear(WIDTH, WIDTH), at_once, seen
+
+    def forward(self, x: Tensor) -> Tensor:
+        x, rate = self.inner(x), torch.sigmoid(self.rate)
+        if self.at_once:
+            gaps = torch.arange(x.shape[1])[:, None] - torch.arange(x.shape[1])
+            table = rate ** gaps.clamp(min=0)[..., None]
+            is_seen = (gaps >= 0) & (gaps < self.seen)
+            return self.outer(torch.einsum("tsd,bsd->btd", table * is_seen[..., None], x))
+        state, states = torch.zeros_like(x[:, 0]), []
+        for place in range(x.shape[1]):
+            state = rate * state + x[:, place]
+            states.append(state)
+        return self.outer(torch.stack(states, 1))
+
+
+@pytest.mark.parametrize(
+    ("kind", "how", "fault"),
+    [(Scaled, {"early": True}, {"eps": 3e-3}), (Running, {"at_once": True}, {"seen": 7})],
+)
+def test_less_than_the_rounding_of_operators_is_a_fault(tmp_path, kind, how, fault):
+    answers = []
+    for number, options in enumerate((how, {**how, **fault})):
+        torch.manual_seed(6)
+        first = nn.Sequential(nn.Linear(WIDTH, WIDTH), kind(), nn.Linear(WIDTH, WIDTH))
+        second = nn.Sequential(nn.Linear(WIDTH, WIDTH), kind(**options), nn.Linear(WIDTH, WIDTH))
+        second.load_state_dict(first.state_dict())
+        pair = (m.to(torch.bfloat16) for m in (first, second))
+        x = torch.randn(2, 9, WIDTH).to(torch.bfloat16)
+        answers.append(compared(tmp_path / str(number), *pair, x, level="op"))
+    assert [answer.status for answer in answers] == ["same", "different"]
+    assert answers[1].findings[0].name.startswith("1")
+
+
+class Experts(nn.Module):
+    """Two of four experts a row: each on its rows, or all of them on every row."""
+
+    def __init__(self, *, dense: bool = False) -> None:
+        super().__init__()
+        self.route, self.dense = nn.Linear(WIDTH, 4), dense
+        self.experts = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        rows = x.reshape(-1, WIDTH)
+        weights, chosen = self.route(rows).softmax(-1).topk(2, -1)
+        if self.dense:
+            table = torch.zeros(len(rows), 4, dtype=x.dtype).scatter(1, chosen, weights)
+            every = torch.stack([e.weight for e in self.experts])
+            every = torch.einsum("nd,efd->nef", rows, every)
+            every = every + torch.stack([e.bias for e in self.experts])
+            return x + torch.einsum("nef,ne->nf", every, table).view_as(x)
+        out = torch.zeros_like(rows)
+        for number, expert in enumerate(self.experts):
+            row, place = (chosen == number).nonzero(as_tuple=True)
+            out.index_add_(0, row, expert(rows[row]) * weights[row, place, None])
+        return x + out.view_as(x)
+
+
+def test_experts_on_every_row_are_the_same_among_operators(tmp_path):
+    torch.manual_seed(7)
+    first, second = (nn.Sequential(Experts(dense=d), nn.Linear(WIDTH, 5)) for d in (False, True))
+    second.load_state_dict(first.state_dict())
+    pair = (m.to(torch.bfloat16) for m in (first, second))
+    x = torch.randn(2, 9, WIDTH).to(torch.bfloat16)
+    assert compared(tmp_path, *pair, x, level="op").status == "same"
+
+
+class Stream(nn.Module):
+    """What layers add up, in their dtype or, `wide`, in float32."""
+
+    def __init__(self, *, wide: bool = False, by: float = 1.0) -> None:
+        super().__init__()
+        self.norms = nn.ModuleList(Scaled() for _ in range(3))
+        self.layers = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(3))
+        self.last, self.wide, self.by = Scaled(), wide, by
+        self.head = nn.Linear(WIDTH, 7)
+
+    def forward(self, x: Tensor) -> Tensor:
+        kind = x.dtype
+        x = x.float() if self.wide else x
+        for number, (norm, layer) in enumerate(zip(self.norms, self.layers, strict=True)):
+            x = (
+                x * self.by + layer(norm(x).to(kind))
+                if number == 1
+                else x + layer(norm(x).to(kind))
+            )
+        return self.head(self.last(x).to(kind))
+
+
+@pytest.mark.parametrize(("by", "status"), [(1.0, "same"), (1.02, "different")])
+def test_what_drowns_behind_a_wider_sum_is_not_taken_back(tmp_path, by, status):
+    torch.manual_seed(8)
+    first, second = Stream(), Stream(wide=True, by=by)
+    second.load_state_dict(first.state_dict())
+    pair = (m.to(torch.bfloat16) for m in (first, second))
+    x = torch.randn(4, 9, WIDTH).to(torch.bfloat16)
+    assert compared(tmp_path, *pair, x).status == status

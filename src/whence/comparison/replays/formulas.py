@@ -94,7 +94,7 @@ class Formulas:
         is_rewritten = any(
             marks.is_gathered(c) or marks.is_of_pieces(c) or marks.was_compiled(c)
             for c in (call, partner)
-        )
+        ) or any(has_mark(p, Mark.COMPOSED) for p in programs)
         return None if is_rewritten else (reference, target)
 
 
@@ -340,7 +340,7 @@ def is_smooth(program: Program) -> bool:
     decides which operators run or which elements are chosen, and no result jumps. What follows from
     whole numbers alone, as places in a window do, is the same in every dtype.
     """
-    if has_mark(program, Mark.TRANSLATED) or has_mark(program, Mark.COMPOSED):
+    if has_mark(program, Mark.TRANSLATED):
         return False
     kinds = program.input_dtypes or ("",) * len(program.inputs)
     inputs = {k for k, kind in enumerate(kinds) if not kind or dtypes.is_floating(kind)}

@@ -80,8 +80,9 @@ class ReplaySource:
 
     @functools.cached_property
     def first_made(self) -> dict[int, int]:
-        """By record, the execution order of the leaf call that first wrote it. Records that were
-        read before are left out, such as a parameter that a view returns again.
+        """By record, the execution order of the leaf call that first wrote it, or of the module
+        whose code wrote it through a view. Records that were read before are left out, such as a
+        parameter that a view returns again.
         """
         made: dict[int, int] = {}
         read: set[int] = set()
@@ -91,6 +92,12 @@ class ReplaySource:
                 for ref in call.refs:
                     if is_written(ref.slot) and ref.record not in read:
                         made.setdefault(ref.record, call.order)
+        read.clear()
+        for call in self.run.calls:
+            read.update(r.record for r in call.refs if not is_written(r.slot))
+            for ref in call.slots("output"):
+                if ref.record not in read:
+                    made.setdefault(ref.record, call.order)
         return made
 
     def is_of_operators(self, call: Call) -> bool:

@@ -25,7 +25,8 @@ from whence.comparison.verdicts.stretch_replay import Outcome
 from whence.dtypes import Array
 from whence.errors import ElementsMissing, ReplayRefused
 from whence.records import Call, Region
-from whence.records.slots import is_input, is_output
+from whence.records.marks import Mark, has_mark
+from whence.records.slots import is_input, is_output, is_written
 from whence.results import (
     GUILTY,
     CauseKind,
@@ -43,6 +44,7 @@ Located = Callable[[Verdict, Region], Verdict]
 
 _SAME_FUNCTION = 1e-9  # relative, of two ways to write one formula in float64
 _WRITTEN_ANEW = 6.0  # times the target's own rounding that rounding computed parameters may leave
+_MOST = 0.5  # of a difference that is left once its place is taken over
 _CALLS = 2  # of one model that are asked
 _PASSES = VerdictKind.NOISE, VerdictKind.INHERITED, VerdictKind.AMPLIFIED
 _OPEN = VerdictKind.UNDETERMINED, VerdictKind.INCOMPARABLE
@@ -97,7 +99,7 @@ class ModelFunctions:
             exact = self.exact(root, smooth=True)
             if exact is None or not self._is_apart(root, exact):
                 continue
-            if (blamed := self._blamed(keys, verdicts, exact)) is not None:
+            if (blamed := self._blamed(root, keys, verdicts, exact)) is not None:
                 key, verdict = blamed
                 out[key] = self._located(verdict, regions[key])
         return out
@@ -120,19 +122,28 @@ class ModelFunctions:
         verdicts: Mapping[Key, Verdict],
         whole: Mapping[int, int],
     ) -> bool:
-        """Whether a fault may hide in what passes: where one run has calls that the other lacks,
-        and a verdict rests on less than a replay of the operators there.
+        """Whether a fault may hide in what passes: where something behind took a difference back
+        within its rounding, where programs were put together, or where one run has calls that the
+        other lacks, and a verdict rests on less than a replay of the operators there.
         """
         if any(verdicts[key].verdict in GUILTY for key in keys):
             return False
         if all(self._errors.of(pair).exact for pair in self._outputs(root)):
             return False
+        is_form = VerdictKind.OTHER_FORM
+        if any(verdicts[k].verdict == is_form or self._is_composed(k[0]) for k in keys):
+            return True
         if not any(self._paired.alone(key[0]) for key in keys):
             return False
         return any(key[0] in whole for key in keys) or any(
             v.evidence == Evidence.TWO_DUMPS and v.verdict in (*_PASSES, *_OPEN)
             for v in map(verdicts.__getitem__, keys)
         )
+
+    def _is_composed(self, number: int) -> bool:
+        """Whether a call's program was put together from calls of operators."""
+        program = self._paired.reference.programs.get(self._paired.calls[number].program)
+        return program is not None and has_mark(program, Mark.COMPOSED)
 
     def _outputs(self, call: Call) -> list[SlotPair]:
         return [
@@ -234,15 +245,31 @@ class ModelFunctions:
         return self._same_numbers[key]
 
     def _blamed(
-        self, keys: Sequence[Key], verdicts: Mapping[Key, Verdict], exact: Exact
+        self, root: Call, keys: Sequence[Key], verdicts: Mapping[Key, Verdict], exact: Exact
     ) -> tuple[Key, Verdict] | None:
-        """The first region whose results differ, and its verdict as that of a fault."""
+        """The first region whose results differ, and its verdict as that of a fault. Another form
+        is passed by, unless it makes most of the difference at the outputs.
+        """
         for key in keys:
             scores = {slot: self._score(pair, exact) for slot, pair in self._shown(*key)}
             slot = max(scores, key=lambda s: scores[s], default="")
-            if slot and scores[slot] > 1 and verdicts[key].verdict != VerdictKind.OTHER_FORM:
-                return key, self._fault(verdicts[key], slot, exact, dict(self._shown(*key))[slot])
+            if not slot or not scores[slot] > 1:
+                continue
+            pair, is_form = dict(self._shown(*key))[slot], VerdictKind.OTHER_FORM
+            if verdicts[key].verdict != is_form or self._makes_most(root, pair, exact):
+                return key, self._fault(verdicts[key], slot, exact, pair)
         return None
+
+    def _makes_most(self, root: Call, pair: SlotPair, exact: Exact) -> bool:
+        """Whether the reference, given this tensor of the target, comes far closer to the target's
+        outputs.
+        """
+        outputs = self._outputs(root)
+        moved = exact._replace(reference=self._with(root, pair, exact))
+        before, behind = (
+            max((_distance(p, e) or 0.0 for p in outputs), default=0.0) for e in (exact, moved)
+        )
+        return behind < _MOST * before
 
     def _shown(self, number: int, stretch: int) -> Iterator[tuple[str, SlotPair]]:
         """The paired tensors at the end of a region, by slot as its verdict names them: what a call
@@ -302,9 +329,15 @@ class ModelFunctions:
         """Whether the reference's outputs change with this tensor of the target put into it. Raises
         ReplayRefused, ElementsMissing, KeyError.
         """
-        patches = {pair.reference_record: exact.target[pair.target_record]}
-        moved = exact._replace(reference=self._of_reference(call, patches, smooth=False).computed)
+        moved = exact._replace(reference=self._with(call, pair, exact))
         return not all(_is_same(output, moved) for output in self._outputs(call))
+
+    def _with(self, call: Call, pair: SlotPair, exact: Exact) -> Mapping[int, Array]:
+        """What the reference makes inside a call with this tensor of the target put into it. Raises
+        ReplayRefused, ElementsMissing, KeyError.
+        """
+        patches = {pair.reference_record: exact.target[pair.target_record]}
+        return self._of_reference(call, patches, smooth=False).computed
 
     def _as_one_function(self, call: Call) -> Exact | None:
         """What both runs give in float64 inside a call that is one function in them, else None."""
@@ -379,10 +412,17 @@ class _Remembering(WiredReplay):
 
     def run(self, call: Call, given_tensors: Mapping[str, Array]) -> dict[str, Array]:
         """As `WiredReplay.run`."""
-        is_one = self._smooth and not self.side.is_of_operators(call)
-        if is_one and not is_smooth(self.side.trusted(call).program):
-            raise ReplayRefused("an operator chooses, or its result jumps")
+        if self._smooth and self._chooses(call):
+            raise ReplayRefused("code chooses, or its result jumps")
         return super().run(call, given_tensors)
+
+    def _chooses(self, call: Call) -> bool:
+        if not self.side.is_of_operators(call):
+            return not is_smooth(self.side.trusted(call).program)
+        kids = (self.side.run.calls[k] for k in self.side.children(call.id))
+        numbers = (k for k in kids if not any(is_written(r.slot) for r in k.refs))
+        records = self.side.run.records
+        return any(dtypes.is_floating(records[r.record].dtype) for k in numbers for r in k.refs)
 
     def passing(self, call: Call, arrays: Mapping[str, Array]) -> dict[str, Array]:
         """As `WiredReplay.passing`."""
