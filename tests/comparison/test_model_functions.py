@@ -233,6 +233,53 @@ def test_experts_on_every_row_are_the_same_among_operators(tmp_path):
     assert compared(tmp_path, *pair, x, level="op").status == "same"
 
 
+class Router(nn.Module):
+    """The best two of eight and their shares, which are divided where they lie."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(8, WIDTH))
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        scores = F.linear(x.float(), self.weight.float()).sigmoid()
+        chosen = scores.topk(2, -1).indices
+        shares = scores.gather(-1, chosen)
+        shares /= shares.sum(-1, keepdim=True)
+        return chosen, shares
+
+
+class Routed(nn.Module):
+    """Attention, and gains that a router chooses."""
+
+    def __init__(self, *, before: bool = False) -> None:
+        super().__init__()
+        self.mix, self.router = Attention(before=before), Router()
+        self.gains = nn.Parameter(torch.rand(8, WIDTH))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x + self.mix(x)
+        chosen, shares = self.router(x)
+        return x * (self.gains[chosen] * shares[..., None].to(x.dtype)).sum(-2)
+
+
+@pytest.mark.parametrize("seed", [10, 12])
+def test_a_choice_that_rounding_turns_is_no_constant(tmp_path, seed):
+    torch.manual_seed(seed)
+    first, second = (
+        nn.Sequential(
+            Routed(before=before),
+            nn.Linear(WIDTH, WIDTH),
+            Routed(before=before),
+            nn.Linear(WIDTH, 5),
+        )
+        for before in (False, True)
+    )
+    second.load_state_dict(first.state_dict())
+    x = torch.randn(4, 40, WIDTH).to(torch.bfloat16)
+    pair = (m.to(torch.bfloat16) for m in (first, second))
+    assert compared(tmp_path, *pair, x, level="op").status == "same"
+
+
 class Stream(nn.Module):
     """What layers add up, in their dtype or, `wide`, in float32."""
 

@@ -70,7 +70,7 @@ class TreeReplay:
                 continue
             array = given_tensors.get(slot)
             array = array if array is not None else self.state.get(records.get(slot, -1))
-            array = array if array is not None else self.side.lent(records.get(slot), self.working)
+            array = array if array is not None else self.lent(records.get(slot))
             if array is not None:
                 inputs[slot] = array
         inputs = self.passing(call, inputs)
@@ -109,6 +109,12 @@ class TreeReplay:
             if is_mutated(slot) and slot in records
         )
         return written
+
+    def lent(self, record: int | None) -> Array | None:
+        """The recorded elements of a tensor that is the same in every correct run; None of any
+        other.
+        """
+        return self.side.lent(record, self.working)
 
     def passing(self, call: Call, arrays: Mapping[str, Array]) -> dict[str, Array]:
         """The tensors with which the replay continues in place of a call's inputs or outputs; here

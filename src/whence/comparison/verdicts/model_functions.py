@@ -403,6 +403,7 @@ class _Remembering(WiredReplay):
         super().__init__(side, "float64", held, lenient=True)
         self._inputs, self._patches, self._smooth = inputs, patches, smooth
         self.computed: dict[int, Array] = {}
+        self._chosen = set[int]()
 
     def of(self, call: Call, given: Mapping[str, Array]) -> None:
         """Run a call and those inside. Raises ReplayRefused, ElementsMissing, KeyError."""
@@ -412,13 +413,30 @@ class _Remembering(WiredReplay):
 
     def run(self, call: Call, given_tensors: Mapping[str, Array]) -> dict[str, Array]:
         """As `WiredReplay.run`."""
-        if self._smooth and self._chooses(call):
+        if self._smooth and (self._chooses(call) or self._reads_chosen(call)):
+            inside = (self.side.run.calls[k] for k in self.side.children(call.id))
+            self._chosen.update(
+                r.record for c in (call, *inside) for r in c.refs if is_written(r.slot)
+            )
             raise ReplayRefused("code chooses, or its result jumps")
         return super().run(call, given_tensors)
 
+    def _reads_chosen(self, call: Call) -> bool:
+        is_one = not self.side.is_of_operators(call)
+        return is_one and any(r.record in self._chosen for r in call.slots("input"))
+
+    def lent(self, record: int | None) -> Array | None:
+        """As `WiredReplay.lent`. What follows from a choice is no constant."""
+        return None if record in self._chosen else super().lent(record)
+
     def _chooses(self, call: Call) -> bool:
-        if not self.side.is_of_operators(call):
-            return not is_smooth(self.side.trusted(call).program)
+        is_open = self.side.is_of_operators(call)
+        is_one = not is_open or self.side.writes_views(call)
+        whole = self.side.composed(call) if is_open and is_one else call
+        if is_one and not is_smooth(self.side.trusted(whole).program):
+            return True
+        if not is_open:
+            return False
         kids = (self.side.run.calls[k] for k in self.side.children(call.id))
         numbers = (k for k in kids if not any(is_written(r.slot) for r in k.refs))
         records = self.side.run.records
