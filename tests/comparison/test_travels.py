@@ -1097,3 +1097,32 @@ def test_gradients_that_one_run_takes_of_every_row_prove_nothing(tmp_path):
                 own.zero_grad()
     result = whence.compare(tmp_path / "reference", tmp_path / "target")
     assert result.status != "different", result.findings
+
+
+class Centred(nn.Module):
+    """A norm of what a linear layer leaves: with its mean taken out, or `by_size` alone."""
+
+    def __init__(self, *, by_size=False):
+        super().__init__()
+        self.grow, self.norm = nn.Linear(12, 32), nn.LayerNorm(32)
+        self.last, self.by_size = nn.Linear(32, 5), by_size
+        if by_size:
+            weight, bias = self.grow.weight.data, self.grow.bias.data
+            self.norm = nn.RMSNorm(32, eps=1e-5)
+            self.grow.weight.data, self.grow.bias.data = weight - weight.mean(0), bias - bias.mean()
+
+    def forward(self, x):
+        return self.last(self.norm(self.grow(x)))
+
+
+def test_a_mean_that_a_norm_among_operators_no_longer_takes_out(tmp_path):
+    runs = tmp_path / "reference", tmp_path / "target"
+    x = torch.randn(8, 12, generator=torch.Generator().manual_seed(1))
+    for run, by_size in zip(runs, (False, True), strict=True):
+        torch.manual_seed(0)
+        model = Centred(by_size=by_size)
+        torch.manual_seed(1)
+        model.last.load_state_dict(nn.Linear(32, 5).state_dict())
+        with torch.no_grad(), whence.capture(model, run, level="op"):
+            model(x)
+    assert whence.compare(*runs).status == "same"

@@ -760,15 +760,20 @@ class Neighbourhoods:
         around it computed by the target's programs, but not if the reference computes the suspect
         alone. The reference's later calls may hide this, e.g. an activation that is applied twice.
         """
-        container, number = self._start(region), stretch.pair.call.id
+        number, every = stretch.pair.call.id, {region.call}
         if stretch.end >= 0:
             return False
-        every = {container, region.call, *self._paired.kids.get(container, ())}
-        every &= self._paired.pair_of.keys()
-        if not self._stretch(number, stretch.replaced | every).is_clean:
-            return False  # the target's programs do not serve here
-        reverse = self._stretch(number, stretch.replaced | (every - {region.call}))
-        return bool(reverse.plain) and is_told(reverse.score, stretch.score)
+        for around in outwards(self._paired.calls, self._start(region)):
+            every |= {around.id, *self._paired.kids.get(around.id, ())}
+            every &= self._paired.pair_of.keys()
+            # Else the target's programs do not serve here.
+            if self._stretch(number, stretch.replaced | every).is_clean:
+                reverse = self._stretch(number, stretch.replaced | (every - {region.call}))
+                if bool(reverse.plain) and is_told(reverse.score, stretch.score):
+                    return True
+            if around.id == number:
+                break
+        return False
 
     def _is_each_taken_back(
         self, verdict: Verdict, stretch: Stretch, shown: Arrays, differing: Arrays
