@@ -94,7 +94,7 @@ class Formulas:
         is_rewritten = any(
             marks.is_gathered(c) or marks.is_of_pieces(c) or marks.was_compiled(c)
             for c in (call, partner)
-        ) or any(has_mark(p, Mark.COMPOSED) for p in programs)
+        ) or any(has_mark(p, Mark.COMPOSED) for p in (reference, target))
         return None if is_rewritten else (reference, target)
 
 
