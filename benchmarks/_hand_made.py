@@ -200,11 +200,15 @@ class Encoder(nn.Module):
         return self.classifier(torch.tanh(self.pooler(x[:, 0])))
 
 
+BENIGN = ("bfloat16", "batch size", "kernel", "repeated")
+
+
 @dataclass(frozen=True, slots=True)
 class Subject:
     """A model. layer: what the scopes of its layers begin with; faults: where each is planted.
 
     broken: how a module comes to a fault that is no change of what it returns. images: of inputs.
+    benign: the changes that are no fault.
     """
 
     build: Callable[[], nn.Module]
@@ -212,6 +216,7 @@ class Subject:
     faults: dict[str, str]
     broken: dict[str, Callable[[Any], Any]] = field(default_factory=dict)
     images: bool = False
+    benign: tuple[str, ...] = BENIGN
 
 
 SUBJECTS = {
@@ -240,7 +245,6 @@ FAULTS: dict[str, Callable[[Tensor], Tensor]] = {
     "rolled": lambda y: y.roll(1, -1),
     "shifted": lambda y: y + 1.0,
 }
-BENIGN = ("bfloat16", "batch size", "kernel", "repeated")
 
 
 def model_of(subject: str, change: str = "") -> nn.Module:
@@ -275,6 +279,14 @@ def batch_of(subject: str, seed: int) -> Tensor:
     return torch.randint(0, VOCABULARY, (BATCH, TOKENS), generator=chance)
 
 
+def inputs_of(subject: str, seed: int, change: str) -> Tensor:
+    """The inputs of a step, as the changed side has them."""
+    x = batch_of(subject, seed)
+    if change == "bfloat16" and x.is_floating_point():
+        x = x.bfloat16()
+    return x[[2, 0, 3, 1]] if change == "shuffled" else x
+
+
 def taps_of(subject: str, change: str, steps: int, ranks: int) -> list[Tap]:
     """What hooks on every module see, in the order in which they fire."""
     model, taps = model_of(subject, change), list[Tap]()
@@ -294,14 +306,10 @@ def taps_of(subject: str, change: str, steps: int, ranks: int) -> list[Tap]:
     for step in range(steps):
         for rank in range(ranks):
             now[:] = step, rank
-            x, begin = batch_of(subject, 10 * step + rank), len(taps)
+            x, begin = inputs_of(subject, 10 * step + rank, change), len(taps)
             with torch.no_grad():
                 for part in x.split(1) if change == "batch size" else [x]:
-                    model(
-                        part.bfloat16()
-                        if change == "bfloat16" and part.is_floating_point()
-                        else part
-                    )
+                    model(part)
             seen = _gathered(taps[begin:], BATCH if change == "batch size" else 1)
             taps[begin:] = [tap._replace(number=n) for n, tap in enumerate(seen)]
     return taps

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from dataclasses import replace
 
+import _people_further as further
 import _people_held as held
 import _people_later as later
 import _people_writers as people
@@ -805,6 +806,19 @@ TABLE: dict[str, tuple[Layout, ...]] = {
         Layout("csv of both sides' figures", later.table_of_sides),
         Layout("log of sums and first values", later.logged),
     ),
+    # written after those above, before any was compared
+    "people, further": (
+        Layout("pt keys of step and name", further.step_and_name, steps=2),
+        Layout("npy folders of classes and modules", further.below_classes, steps=2,
+               touched="equal"),
+        Layout("npz a rank and layer, products divided", further.divided, ranks=2),
+        Layout("jsonl base64 of npy files", further.npy_in_base64, steps=2),
+        Layout("npz positional, names in lines", further.names_beside),
+        Layout("pt with moments and gradients", further.with_gradients, touched="equal"),
+        Layout("bin behind a line of text", further.line_of_text, touched="equal"),
+        Layout("log of a ruled table", further.ruled),
+        Layout("npy axes of two frameworks", further.axes_of_frameworks, touched="equal"),
+    ),
 }  # fmt: skip
 SUBJECTS_OF = defaultdict(
     lambda: ("decoder", "conv", "encoder"),
@@ -812,5 +826,6 @@ SUBJECTS_OF = defaultdict(
         "people": ("gpt", "unet", "t5"),
         "people, held": ("moe", "mobile", "speech"),
         "people, later": ("vit", "convnext", "tcn"),
+        "people, further": ("ssm", "dit"),
     },
 )

@@ -29,7 +29,7 @@ from typing import Any
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import torch
-from _hand_made import BENIGN, SUBJECTS, Layout, layer_of, taps_of
+from _hand_made import SUBJECTS, Layout, layer_of, taps_of
 from _layout_table import SUBJECTS_OF, TABLE
 
 import whence
@@ -121,7 +121,11 @@ def first_shown(layout: Layout, subject: str, change: str) -> str:
 
 def changes(layout: Layout, subject: str) -> tuple[str, ...]:
     """What the second side may differ by."""
-    return (*_GRADIENTS, "scaled") if layout.gradients else (*SUBJECTS[subject].faults, *BENIGN)
+    return (
+        (*_GRADIENTS, "scaled")
+        if layout.gradients
+        else (*SUBJECTS[subject].faults, *SUBJECTS[subject].benign)
+    )
 
 
 def rows(options: argparse.Namespace, folder: Path) -> Iterator[dict[str, Any]]:
@@ -164,7 +168,7 @@ def table(pairs: list[dict[str, Any]]) -> None:
     """Counts, of each layout and of all."""
     faults: dict[str, Counter[str]] = defaultdict(Counter)
     for item in pairs:
-        is_fault = item["change"] not in (*BENIGN, *_GRADIENTS)
+        is_fault = item["change"] not in (*SUBJECTS[item["subject"]].benign, *_GRADIENTS)
         faults[item["layout"]][item["grade"] if is_fault else f"{item['grade']} "] += 1
         faults["all"][item["grade"] if is_fault else f"{item['grade']} "] += 1
     shown = ["named", "region", "innocent", "undecided", "refused", "SAME"]
