@@ -22,6 +22,7 @@ from whence.align.calls.granularity import one_level, rebased
 from whence.align.calls.match import pair_of, plan
 from whence.align.derived_run import Derived, stated, worded
 from whence.align.dims import Node, Unfit, names
+from whence.align.layout.batch_order import in_one_order
 from whence.align.layout.fused_projections import fused
 from whence.align.layout.search import laid_out
 from whence.align.plan_editor import USER_MAP, PlanEditor
@@ -101,6 +102,7 @@ def align(
         reference, target, matched = masked_columns.cut(reference, target, matched)
         target, matched = fused(reference, target, matched)
         target, matched = laid_out(reference, target, matched)
+        target, matched = in_one_order(reference, target, matched)
     if match == "auto":
         reference, target, matched = tensors.pair_tensors(reference, target, matched, inside)
     matched = replace(

@@ -6,6 +6,8 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator
 from functools import cached_property
 
+from msgspec.structs import replace
+
 from whence.align import dims as ex
 from whence.align.layout.axes import applied, ways
 from whence.align.layout.distances import AGREES, distance, resembles
@@ -124,3 +126,21 @@ class LayoutState(PlanEditor):
         if arrays is not None and tensors in self.decided:
             return distance(arrays[0], applied(self.decided[tensors][0], arrays[1])) < AGREES
         return arrays is not None and (resembles(*arrays) or self.agree(tensors))
+
+    def laid_out(self) -> tuple[Run, Plan]:
+        """The target with its tensors as decided, and the plan with these in its pairs."""
+        new_records: dict[TensorPair, int] = {}
+        for tensors, (node, why) in self.decided.items():
+            try:
+                new_records[tensors] = self.derived.add(node, {"x": [tensors[1]]}, why)
+            except ex.Unfit:
+                continue
+        for call, pair in self.pairs.items() if new_records else ():
+            slots = tuple(
+                slot if (record := new_records.get(slot.records)) is None
+                else replace(slot, target_record=record, dims="")
+                for slot in pair.slots
+            )  # fmt: skip
+            if slots != pair.slots:
+                self.pairs[call] = replace(pair, slots=slots)
+        return self.done()

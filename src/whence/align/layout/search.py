@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
-from msgspec.structs import replace
 
 from whence import dtypes
 from whence.align import dims as ex
@@ -43,23 +42,8 @@ def laid_out(reference: Run, target: Run, plan: Plan) -> tuple[Run, Plan]:
     parameters(state)
     activations(state)
     undo_moves_of_equal_parameters(state)
-    new_records: dict[TensorPair, int] = {}
-    for tensors, (node, why) in state.decided.items():
-        try:
-            new_records[tensors] = state.derived.add(node, {"x": [tensors[1]]}, why)
-        except ex.Unfit:
-            continue
     state.notes += _sentences(state)
-    for call, pair in state.pairs.items() if new_records else ():
-        slots = tuple(_with(slot, new_records) for slot in pair.slots)
-        if slots != pair.slots:
-            state.pairs[call] = replace(pair, slots=slots)
-    return state.done()
-
-
-def _with(slot: SlotPair, new_records: dict[TensorPair, int]) -> SlotPair:
-    record = new_records.get(slot.records)
-    return slot if record is None else replace(slot, target_record=record, dims="")
+    return state.laid_out()
 
 
 def _pair_leftovers(state: LayoutState) -> None:
