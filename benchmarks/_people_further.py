@@ -192,21 +192,27 @@ def below_classes(folder: Path, taps: list[Tap]) -> None:
 _PARTS = {"qkv": ("q", "k", "v"), "in_proj": ("in_x", "in_z")}
 
 
+def layer_and_name(subject: str, name: str) -> str:
+    """layer03.mixer_in_proj of backbone.layers.3.mixer.in_proj."""
+    layer, inner = layer_of(name)
+    if not name.startswith(SUBJECTS[subject].layer):
+        return name.replace(".", "_")
+    return f"layer{int(layer.removeprefix('layer_')):02d}.{inner.replace('.', '_')}"
+
+
 def divided(folder: Path, taps: list[Tap]) -> None:
     """rank0_layer03.npz; what one side computes in one product, the other keeps in parts."""
     files: dict[str, dict[str, Any]] = defaultdict(dict)
     for tap in taps:
-        layer, inner = layer_of(tap.name)
-        number = layer.removeprefix("layer_")
-        file = f"rank{tap.rank}_layer{int(number):02d}" if number.isdigit() else f"rank{tap.rank}"
-        array, short = to_numpy(tap.outputs[0]), inner.replace(".", "_")
+        layer, _, short = layer_and_name(folder.parent.name, tap.name).rpartition(".")
+        array, file = to_numpy(tap.outputs[0]), f"rank{tap.rank}{layer and '_'}{layer}"
         parts = _PARTS.get(tap.name.rpartition(".")[2], ()) if folder.name != "ref" else ()
         if parts:
             stem = short.rpartition("_")[0] if "qkv" in short else short.removesuffix("_in_proj")
             for part, piece in zip(parts, np.split(array, len(parts), -1), strict=True):
                 files[file][f"{stem}_{part}"] = piece
         else:
-            files[file][short if number.isdigit() else tap.name.replace(".", "_")] = array
+            files[file][short] = array
     for file, arrays in files.items():
         np.savez(make(folder) / f"{file}.npz", **arrays)
 

@@ -407,7 +407,7 @@ _GATED = re.compile(r"(?:^|[._/-])w$")
 _GIVEN = re.compile(r"^(\w*input_ids|\w*attention_mask|position_ids|pixel_values|inputs?)$")
 _TRUNK = (
     re.compile(r"embe?d|(^|[._/-])(wte|wpe|stem|conv_in|patchify)([._/-]|$)|^conv$"),
-    re.compile(r"^(?!.*(norm|ln_f|pool|head|classif)).*(transformer|encoder|decoder|backbone|trunk|block"
+    re.compile(r"^(?!.*(norm|ln_f|pool|head|classif|final)).*(transformer|encoder|decoder|backbone|trunk|block"
                r"|layer|stage|features|body)"),
     re.compile(r"(^|[._/-])(final\w*|norm|ln_f|post_layernorm|layer_?norm)([._/-]|$)"),
     re.compile(r"pool"),

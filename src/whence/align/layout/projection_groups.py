@@ -4,6 +4,7 @@ extents.
 
 from __future__ import annotations
 
+import re
 from collections import Counter, defaultdict
 from collections.abc import Container, Iterator, Sequence
 from dataclasses import dataclass
@@ -110,25 +111,32 @@ def _is_loose(editor: PlanEditor, pair: CallPair) -> bool:
 def _sums_of(
     editor: PlanEditor, side: str, parts: Sequence[Call], wholes: Sequence[Call]
 ) -> Iterator[Group]:
-    """Neighbouring calls that read one tensor and together make as many channels as one call of the
-    other run.
+    """Neighbouring calls that read one tensor, or labels of one layer, and together make as many
+    channels as one call of the other run.
     """
     by_input: defaultdict[object, list[Call]] = defaultdict(list)
     for call in in_order(parts):
         inputs = call.slots("input")
-        if inputs and extent(editor, side, call):
-            by_input[inputs[0].record].append(call)
+        if extent(editor, side, call) and (inputs or call.kind == "label"):
+            by_input[inputs[0].record if inputs else _layer(call)].append(call)
     counts: Counter[tuple[str, tuple[str, ...]]] = Counter()
     for whole in in_order(wholes):
         width = extent(editor, across(side), whole)
         for chosen in (c for members in by_input.values() for c in _neighbours(members)):
             if not width or sum(extent(editor, side, c) for c in chosen) != width:
                 continue
+            if not chosen[0].slots("input") and _layer(chosen[0]) != _layer(whole):
+                continue
             # A module is called many times under one parent: its k-th call is paired with the k-th.
             name = whole.scope, tuple(c.scope for c in chosen)
             if {c.occurrence for c in chosen} == {whole.occurrence} or not counts[name]:
                 counts[name] += 1
                 yield Group(chosen, whole, side)
+
+
+def _layer(call: Call) -> tuple[object, ...]:
+    """The place of a label whose input is not known: when it was computed, and its numbers."""
+    return call.rank, call.step, call.micro, *re.findall(r"\d+", call.scope)
 
 
 def _neighbours(members: Sequence[Call]) -> Iterator[tuple[Call, ...]]:

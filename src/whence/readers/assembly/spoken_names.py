@@ -153,7 +153,7 @@ def tell(paths: Sequence[str], inner: Sequence[str]) -> list[Said]:
     paths = _without_run(paths)
     if len(set(inner)) == 1 and inner[0].lower() not in _SIDES and _tell_apart(paths):
         inner = [""] * len(inner)
-    rows = [_pieces(path, name) for path, name in zip(paths, inner, strict=True)]
+    rows = _without_classes([_pieces(path, name) for path, name in zip(paths, inner, strict=True)])
     glued = sum(bool(re.fullmatch(r"[^\W_]+[a-z0-9][A-Z][^\W_]+", row[-1])) for row in rows)
     if 2 * glued > len(rows) and not any(re.search(r"[\W_]", row[-1]) for row in rows):
         rows = [[*row[:-1], _GLUED.sub("_", row[-1])] for row in rows]
@@ -180,6 +180,17 @@ def _without_run(paths: Sequence[str]) -> Sequence[str]:
             break
         paths = [path.partition("/")[2] for path in paths]
     return paths
+
+
+def _without_classes(rows: list[list[str]]) -> list[list[str]]:
+    """Returns the parts of paths without the folders of classes that hold folders or files of the
+    modules of each: they tell nothing that the names of modules do not.
+    """
+    rests = ["/".join(row[1:]) for row in rows]
+    is_class = all(len(row) > 1 and re.fullmatch(r"[A-Z][A-Za-z]\w*", row[0]) for row in rows)
+    is_path = 2 * sum(bool(re.search(r"\w\.\d|\d\.\w", rest)) for rest in rests) > len(rests)
+    is_told = len(set(rests)) == len({(row[0], rest) for row, rest in zip(rows, rests)})
+    return [row[1:] for row in rows] if is_class and is_path and is_told else rows
 
 
 def _tell_apart(paths: Sequence[str]) -> bool:
@@ -515,7 +526,7 @@ _WORD = r"^(?P<word>[A-Za-z]+[._-])?"
 _COUNTERS = (
     re.compile(_WORD + r"(?P<number>\d{6,20}(?:[T_.-]\d{1,12}){0,2}|\d{1,12})[_-]"),  # or a time
     re.compile(_WORD + r"(?P<number>\d{1,12})[._-](?=.)"),
-    re.compile(r"(?<=.)(?P<word>)[._-](?P<number>\d{1,20})$"),
+    re.compile(r"(?<=.)(?P<word>)[._-](?P<number>\d{6,20}(?:[T_.-]\d{1,12}){1,2}|\d{1,20})$"),
 )
 
 

@@ -1,4 +1,6 @@
-"""Statistics of tensors in tables (.csv) and in trees (.json, .jsonl), as lines of a log."""
+"""Statistics of tensors in tables (.csv, or printed in columns) and in trees (.json, .jsonl), as
+lines of a log.
+"""
 
 from __future__ import annotations
 
@@ -21,6 +23,13 @@ _SIDE = re.compile(r"(?:(input|output|in|out)[_.](?=[a-z]))?")
 _KEY = re.compile(
     rf"\"{_SIDE.pattern}({'|'.join(_WORDS)})\"\s*:\s*-?[\dNI]".encode(), re.IGNORECASE
 )
+_HEADER = re.compile(
+    rf"^(?=[^\d\n]*$).*\b(?:{'|'.join(_WORDS)})[ \t|]+(?:.*[ \t|])?(?:{'|'.join(_WORDS)})\b",
+    re.IGNORECASE | re.MULTILINE,
+)
+"""A line of words, with two statistics, above the columns of a printed table."""
+_CELL = re.compile(r"\([^()\n]*\)|\[[^\[\]\n]*\]|\S+")
+_RULE = re.compile(r"[\s|+=:-]*")
 _STEPS = ("step", "iteration", "iter", "batch", "sample")
 _DEEPEST = 64
 
@@ -32,6 +41,26 @@ def sniff(head: bytes, suffix: str) -> bool:
     header = re.split(rb"[,\t;]", head.partition(b"\n")[0])
     words = (cell.strip(b" \r\"'").lower().decode("ascii", "replace") for cell in header)
     return suffix in SUFFIXES and sum(_SIDE.sub("", word, 1) in _WORDS for word in words) >= _ENOUGH
+
+
+def of_columns(text: str) -> str:
+    """Returns a log with the rows of its printed tables as lines of name, shape and statistics: all
+    rows with as many cells as a line above that names two statistics or more.
+    """
+    if not _HEADER.search(text):
+        return text
+    words: list[str] = []
+    out: list[str] = []
+    for line in text.split("\n"):
+        cells = [c.strip() for c in line.strip(" |").split("|")]
+        cells = cells if len(cells) > 1 else _CELL.findall(line)
+        if sum(cell.lower() in _WORDS for cell in cells) >= _ENOUGH:
+            words = [cell.lower() for cell in cells]
+        elif words and len(cells) == len(words) and not _RULE.fullmatch(line):
+            out += _line("", dict(zip(words, cells, strict=True)))
+        else:
+            out.append(line)
+    return "\n".join(out)
 
 
 def lines(text: str, suffix: str) -> str:

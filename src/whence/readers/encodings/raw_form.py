@@ -5,7 +5,7 @@ write.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,16 +25,18 @@ _SHORT = {
 SUFFIXES = frozenset((".bin", ".raw", ".dat", *(f".{word}" for word in (*_SHORT, *dtypes.DTYPES))))
 """Endings of names of files that hold elements and nothing else."""
 _OF_NAME = re.compile(r"(?<![a-zA-Z0-9])(\d{1,9}(?:x\d{1,9})+)(?![a-zA-Z0-9])")
+_EXTENT = re.compile(r"(?<![\w.])\d{1,18}(?![\w.])")
 _WORD = re.compile(r"[a-zA-Z]+\d*(?:_e\dm\d(?:fn)?)?")
 _COUNTED = re.compile(r"(\d{1,12}): [-+.\deEnaif]{1,40}\n?$")
 
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """The dtype and shape of raw bytes."""
+    """The dtype and shape of raw bytes. start: bytes in front of the elements."""
 
     dtype: str
     shape: tuple[int, ...]
+    start: int = 0
 
     @property
     def text(self) -> str:
@@ -81,6 +83,40 @@ def of_value(value: Any, size: int) -> Form | None:
     return _sized(shape, dtype, size) if shape else None
 
 
+def of_header(head: bytes, size: int) -> Form | None:
+    """Returns the form that a file of `size` bytes states in front of its elements, in a line of
+    words or in integers with the number of axes before the extents, if its size is just that; None
+    without one. head: the first bytes of the file.
+    """
+    line, end, _ = head.partition(b"\n")
+    if end and (words := line.decode("latin-1")).isascii() and words.isprintable():
+        dtype = next(filter(None, map(_dtype, _WORD.findall(words))), "")
+        extents = [int(n) for n in _EXTENT.findall(words.replace("x", " "))]
+        return _behind(len(line) + 1, size, dtype, [extents[n:] for n in range(len(extents))])
+    for width in (4, 8):
+        numbers = np.frombuffer(head[: len(head) // width * width], f"<u{width}").tolist()
+        for place, count in enumerate(numbers[:_BEFORE_EXTENTS]):
+            for between in (0, 1) if 0 < count <= limits.RANK else ():  # perhaps a code of a dtype
+                first, last = place + 1 + between, place + 1 + between + count
+                form = _behind(last * width, size, "", [numbers[first:last]])
+                if form is not None and len(form.shape) == count:
+                    return form
+    return None
+
+
+_BEFORE_EXTENTS = 3
+"""Most integers of a header up to the number of axes: a mark, a dtype, that number."""
+
+
+def _behind(start: int, size: int, dtype: str, shapes: Sequence[list[int]]) -> Form | None:
+    """Returns the first of the shapes that fills what is behind the header."""
+    for shape in map(tuple, shapes):
+        form = _sized(shape, dtype, size - start) if 0 < limits.count(shape) <= size else None
+        if form and limits.count(shape) * dtypes.named(form.dtype).itemsize == size - start:
+            return Form(form.dtype, shape, start)
+    return None
+
+
 def like(shape: tuple[int, ...], dtype: str, size: int) -> Form | None:
     """Returns the form of `size` bytes that hold a tensor of the other run's shape; floats may have
     another width.
@@ -105,7 +141,7 @@ def _sized(shape: tuple[int, ...], dtype: str, size: int) -> Form | None:
 def _shape(value: Any) -> tuple[int, ...] | None:
     if isinstance(value, str):
         head = re.sub(r"[(\[\])]", " ", value.partition(":")[0])
-        value = [int(n) for n in re.findall(r"(?<![\w.])\d{1,18}(?![\w.])", head.replace("x", " "))]
+        value = [int(n) for n in _EXTENT.findall(head.replace("x", " "))]
     try:
         return limits.extents(value, "a description") or None
     except UnreadableRun:

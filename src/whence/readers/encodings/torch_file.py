@@ -203,7 +203,9 @@ def _joined(name: str, key: Any) -> str:
 
 def _parts(node: Any) -> list[tuple[Any, Any]]:
     if isinstance(node, dict):
-        return _with_names_beside(node) or list(node.items())
+        if _number_word([*node]) == "call":  # keys of step and name
+            node = {_named_call(key): part for key, part in node.items()}
+        return _with_names_beside(node) or _with_sides(node) or list(node.items())
     if isinstance(node, (list, tuple)):
         names, others = node[::2], node[1::2]
         if len(names) == len(others) and all(isinstance(name, str) for name in names):
@@ -235,8 +237,7 @@ def _with_names(items: Sequence[Any], *, is_list: bool = False) -> list[tuple[An
         if len(texts) == 1 and len(item) > 1:
             rest = [part for part in item if not isinstance(part, (str, int))]
             sides = dict(zip(("input", "output"), rest)) if len(rest) == 2 else rest
-            numbers = [p for p in item if isinstance(p, int) and p >= 0 and numbered is not None]
-            name = ".".join((*(f"{numbered}{number}" for number in numbers), texts[0]))
+            name = _named_call(item, numbered) if numbered is not None else texts[0]
             named.append((name, rest[0] if len(rest) == 1 else sides))
             continue
         match item:
@@ -249,6 +250,12 @@ def _with_names(items: Sequence[Any], *, is_list: bool = False) -> list[tuple[An
             case _:
                 return []
     return named
+
+
+def _named_call(item: Sequence[Any], word: str = "call") -> str:
+    """Returns the text in a tuple with its numbers and their word in front."""
+    numbers = (f"{word}{part}" for part in item if isinstance(part, int) and part >= 0)
+    return ".".join((*numbers, *(part for part in item if isinstance(part, str))))
 
 
 def _number_word(items: Sequence[Any]) -> str | None:
@@ -276,6 +283,20 @@ def _name_key(item: dict[Any, Any], *, is_list: bool) -> str:
     texts = [k for k, part in item.items() if isinstance(part, str) and not part.isdecimal()]
     keys = (*_NAMES, "name", "op", "node", "tap", *texts[: len(texts) == 1]) if is_list else _NAMES
     return next((key for key in keys if key in texts), "")
+
+
+def _with_sides(node: dict[Any, Any]) -> list[tuple[Any, Any]]:
+    """Returns the parts of a dict of what hooks are called with: a tuple of inputs and an output
+    each, most of which are tensors.
+    """
+    are_calls = all(
+        isinstance(part, (tuple, list)) and len(part) == 2 and isinstance(part[0], tuple)
+        for part in node.values()
+    )
+    outputs = [part[1] for part in node.values()] if are_calls else []
+    if 2 * sum(isinstance(output, TorchTensor) for output in outputs) <= len(outputs):
+        return []
+    return [(key, dict(zip(("input", "output"), part, strict=True))) for key, part in node.items()]
 
 
 def _with_names_beside(node: dict[Any, Any]) -> list[tuple[Any, Any]]:

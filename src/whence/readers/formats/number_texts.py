@@ -45,8 +45,11 @@ _BETWEEN = re.compile(r"[ \t]*[,;][ \t]*|[ \t]+")
 _NUMBERED = re.compile(rf"(\d+): ({number_text.NUMBER})")
 _LIST = re.compile(rb"\[\s*-?(?:\d+\.\d*(?:[eE][-+]?\d+)?|-?nan|-?inf|NaN|-?Infinity)\s*[,\]]")
 _ARRAY = re.compile(rb"\s*\[[\s\[]*-?\d")
+_FILES = ("k05VTVBZ", "UEsDB")
+"""How files of np.save, and archives of np.savez and torch.save, begin in base64."""
 _CODED = re.compile(
-    rf'"(?:{"|".join(torch_file.CODED)})"\s*:\s*"[A-Za-z0-9+/]{{8,}}={{0,2}}["A-Za-z0-9+/]'.encode()
+    rf'"(?:{"|".join(torch_file.CODED)})"\s*:\s*"[A-Za-z0-9+/]{{8,}}={{0,2}}["A-Za-z0-9+/]'
+    rf'|:\s*"(?:{"|".join(_FILES)})'.encode()
 )
 _ROW = re.compile(r'((?:"[^"]*(?:"|$)|[^"\n])*)(?:\n|$)')
 _CELLS = {".csv": ",", ".tsv": "\t"}
@@ -187,7 +190,9 @@ def _items(building: Building, file: File) -> Iterator[Named]:
         is_named = suffix_of(file.name) in _CELLS and _named_rows(words[: limits.HEAD_BYTES])
         read = _tensors_of_rows if is_named else _table
         read = _lists if words.lstrip()[:1] in ("[", "{") else read
-        for inner, values in torch_file.tensors(read(words)):
+        for inner, tensor in torch_file.tensors(read(words)):
+            is_of_file = isinstance(tensor, torch_file.TorchTensor)
+            values = Values(tensor.array()) if is_of_file else tensor
             yield _named(values, inner, is_ordered=bool(inner))
     except (ValueError, RecursionError) as error:
         raise UnreadableRun(f"{file.name} is not a whole text of numbers: {error}") from error
@@ -270,6 +275,10 @@ def _tree(value: Any, digits: Digits) -> Any:
     if coded := _coded(value):
         return {key: part for key, part in value.items() if key not in _SHAPES} | coded
     tree = {key: _tree(part, digits) for key, part in value.items()}
+    for key, part in value.items():
+        if isinstance(part, str) and part.startswith(_FILES):
+            del tree[key]
+            tree["data"] = base64.b64decode(part, validate=True)
     shape_key = next((key for key in _SHAPES if key in value), "")
     held = next((k for k in torch_file.CONTENTS if isinstance(tree.get(k), Values)), "")
     if not shape_key or not held:

@@ -43,7 +43,9 @@ def sniff(place: Place) -> bool:
         return figure_tables.sniff(place.head, place.suffix)
     with place.path.open("rb") as file:
         text = file.read(_FAR_BYTES).decode("utf-8", "replace")
-    return bool(printed_text.MARK.search(text)) or printed_text.has_figures(text)
+    return bool(printed_text.MARK.search(text)) or printed_text.has_figures(
+        figure_tables.of_columns(text)
+    )
 
 
 def open_run(place: Place) -> Run:
@@ -68,6 +70,8 @@ def _items(building: Building, file: File) -> Iterator[Named]:
         raise UnreadableRun(f"{file.name} holds zeros: it was not written to its end")
     if figure_tables.sniff(bytes(file.head(_HEAD)), suffix := suffix_of(file.name)):
         text = figure_tables.lines(text, suffix)
+    else:
+        text = figure_tables.of_columns(text)
     shown = list(printed_text.prints(text))
     words = [printed.name.split() for printed in shown]
     begin = sum(1 for _ in itertools.takewhile(lambda same: len({*same}) == 1, zip(*words)))

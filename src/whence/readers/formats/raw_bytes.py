@@ -3,8 +3,8 @@ stated elsewhere.
 
 Sources of dtype and shape: the caller (`--shape`, the other run); a file beside them (x.json or
 x.txt for x.bin, or one for all: shapes.json, manifest.json, ...); their own name
-(x_2x12x64_float32.bin). A .txt that llama.cpp's model conversion writes beside logits gives their
-count by its lines.
+(x_2x12x64_float32.bin); what C++ writes in front of the elements. A .txt that llama.cpp's model
+conversion writes beside logits gives their count by its lines.
 """
 
 from __future__ import annotations
@@ -53,13 +53,13 @@ def _items(forms: _Forms, building: Building, file: File) -> Iterator[Named]:
     assert form is not None  # is asked for those alone that have one
     kind = dtypes.named(form.dtype)
     nbytes, shape = limits.count(form.shape) * kind.itemsize, form.shape
-    if nbytes != file.size:
+    if form.start + nbytes != file.size:
         why = f"{form.dtype} {shape} needs {nbytes} bytes, {file.name} has {file.size}"
         yield Named("", form.dtype, shape, None, why)
         return
 
     def load() -> dtypes.Array:
-        return words(file.part(0, nbytes), kind.numpy).reshape(shape)
+        return words(file.part(form.start, nbytes), kind.numpy).reshape(shape)
 
     yield Named("", form.dtype, shape, load)
 
@@ -83,5 +83,13 @@ class _Forms:
         called = (name, pure.name, pure.stem, named_tensors.placed(name)[0])
         stated = (f for n, f in self._stated.items() if any(fnmatch(c, n) for c in called))
         beside = (raw_form.of_value(value, size) for value in self.beside.of(name))
-        of_name = (raw_form.of_text(pure.name, size) for _ in range(1))
-        return next(filter(None, itertools.chain(stated, beside, of_name)), None)
+        of_file = (partial(raw_form.of_text, pure.name), partial(self._headed, name))
+        inside = (form_of(size) for form_of in of_file)
+        return next(filter(None, itertools.chain(stated, beside, inside)), None)
+
+    def _headed(self, name: str, size: int) -> Form | None:
+        """Returns the form that the first bytes of a file state."""
+        return raw_form.of_header(File(self.root / name).head(_HEADER_BYTES), size)
+
+
+_HEADER_BYTES = 512
