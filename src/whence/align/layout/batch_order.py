@@ -14,14 +14,14 @@ from whence import dtypes
 from whence.align import dims as ex
 from whence.align.layout.axes import X, applied
 from whence.align.layout.distances import AGREES, CLOSE, clear_best, distance
-from whence.align.layout.layout_state import LayoutState, TensorPair
+from whence.align.layout.layout_state import LayoutState, TensorPair, is_constant
 from whence.align.layout.permutations import Order
 from whence.align.plan_editor import spread
 from whence.dtypes import Array
 from whence.records import Call, Run
 from whence.records.marks import Mark, has_mark
 from whence.records.slots import is_input, is_param
-from whence.results import CallPair, Plan
+from whence.results import CallPair, Plan, SlotPair
 
 _MOST_SAMPLES = 1024
 _COLUMNS = 4096  # elements of a sample that tell it from others
@@ -29,7 +29,10 @@ _FEWEST = 3
 """Least number of tensors that follow an order which no input shows: an order of the results alone
 is that of answers that went to others."""
 
-_Moment = tuple[str, int, int, int]
+_TRIED = 4
+"""Tensors of a backward pass that are tried: gradients of parameters may come before the others."""
+
+_Moment = tuple[str, int, int, int, str]
 
 
 class _Samples(NamedTuple):
@@ -68,12 +71,15 @@ def in_one_order(reference: Run, target: Run, plan: Plan) -> tuple[Run, Plan]:
     for pair in sorted(state.pairs.values(), key=lambda p: reference.calls[p.reference].order):
         moments[_moment(reference.calls[pair.reference])].append(pair)
     orders: dict[_Moment, _Samples] = {}
+    in_order: set[str] = set()  # phases whose first moment is, so that the others are too
     for moment, pairs in moments.items():
-        samples = _samples(state, pairs)
+        samples = None if moment[-1] in in_order else _samples(state, pairs)
         if samples is not None:
             orders[moment] = samples
-        elif not orders:  # the first of them is in order, so that the others are too
-            return target, plan
+        elif not orders:
+            in_order.add(moment[-1])
+    if not orders:
+        return target, plan
     votes = _votes(state, orders)
     is_unordered = any(has_mark(call, Mark.UNORDERED) for call in reference.calls)
     for moment, samples in orders.items():
@@ -92,13 +98,30 @@ def in_one_order(reference: Run, target: Run, plan: Plan) -> tuple[Run, Plan]:
 
 
 def _moment(call: Call) -> _Moment:
-    return call.root, call.rank, call.step, call.micro
+    return call.root, call.rank, call.step, call.micro, call.phase
 
 
 def _samples(state: LayoutState, pairs: Iterable[CallPair]) -> _Samples | None:
     """The order of samples in the first pair of tensors whose samples differ; None where they have
     one order.
     """
+    tried = 0
+    for call, slot in _first(state, pairs):
+        arrays = state.arrays(slot.records)
+        if arrays is None or (arrays[0] == arrays[0][:1]).all():  # as positions are
+            continue
+        for axis in (0, 1)[: arrays[0].ndim - 1]:
+            places = _places(*arrays, axis)
+            if places is not None:
+                return _Samples(places, axis, call.scope, is_input(slot.reference_slot))
+        tried += 1
+        if call.phase != "backward" or tried == _TRIED:
+            return None
+    return None
+
+
+def _first(state: LayoutState, pairs: Iterable[CallPair]) -> Iterator[tuple[Call, SlotPair]]:
+    """Yields pairs of tensors of one shape, as far as none of them is equal that has samples."""
     for pair in pairs:
         holds_others = bool(state.kids_reference.get(pair.reference))  # which return before it
         for slot in sorted(pair.slots, key=lambda s: not is_input(s.reference_slot)):
@@ -108,19 +131,10 @@ def _samples(state: LayoutState, pairs: Iterable[CallPair]) -> _Samples | None:
             )
             if not is_first or a.shape != b.shape or len(a.shape) < 2:
                 continue
-            is_equal = bool(a.hash) and a.hash == b.hash
-            if is_equal and dtypes.is_floating(a.dtype):
-                return None
-            arrays = None if is_equal else state.arrays(slot.records)
-            if arrays is None or (arrays[0] == arrays[0][:1]).all():  # as positions are
-                continue
-            for axis in (0, 1)[: len(a.shape) - 1]:
-                places = _places(*arrays, axis)
-                if places is not None:
-                    name = state.reference.calls[pair.reference].scope
-                    return _Samples(places, axis, name, is_input(slot.reference_slot))
-            return None
-    return None
+            if not (a.hash and a.hash == b.hash):
+                yield state.reference.calls[pair.reference], slot
+            elif dtypes.is_floating(a.dtype) and not is_constant(a):
+                return
 
 
 def _places(reference: Array, target: Array, axis: int) -> Order | None:

@@ -23,6 +23,12 @@ TensorPair = tuple[int, int]  # a record of the reference, and one of the target
 Family = dict[TensorPair, tuple[int, SlotPair]]
 
 
+def is_constant(record: Record) -> bool:
+    """Whether all elements of a record are equal. A constant agrees with any permutation."""
+    figures = record.statistics
+    return figures is not None and figures.min == figures.max
+
+
 class LayoutState(PlanEditor):
     """decided: for each pair of tensors, the expression that brings the target's to its partner's
     axes, and the evidence. modules: reference calls by the modules of the pair they belong to.

@@ -17,7 +17,7 @@ from whence.align import dims as ex
 from whence.align.layout import permutations
 from whence.align.layout.axes import X, applied, candidates, in_memory, orders, turned, ways
 from whence.align.layout.distances import AGREES, clear_best, distance, resembles
-from whence.align.layout.layout_state import Family, LayoutState, TensorPair
+from whence.align.layout.layout_state import Family, LayoutState, TensorPair, is_constant
 from whence.align.layout.refuted_orders import (
     is_equal,
     is_read_unmoved,
@@ -645,15 +645,9 @@ def follows(state: LayoutState, maker: int) -> bool:
             if is_output(s.reference_slot) and s.reference_record not in earlier
         )
         new.update(s.records for s in outputs)
-    return any(state.resemble(tensors) for tensors in new if not _constant(state, tensors[0]))
-
-
-def _constant(state: LayoutState, record: int) -> bool:
-    """Whether all elements of this reference record are equal. A constant first hidden state agrees
-    with any permutation.
-    """
-    figures = state.reference.records[record].statistics
-    return figures is not None and figures.min == figures.max
+    return any(
+        state.resemble(tensors) for tensors in new if not is_constant(state.records(tensors)[0])
+    )
 
 
 def used_so(
