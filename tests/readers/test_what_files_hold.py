@@ -11,9 +11,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import save_file
 
 import whence
-from whence.errors import UnreadableRun
+from handmade import net
+from whence import api
+from whence.errors import ElementsMissing, UnreadableRun
 from whence.readers import open_run
 
 Array = np.ndarray[Any, Any]
@@ -211,3 +214,50 @@ def test_rows_of_other_lengths_are_not_left_out(tmp_path: Path) -> None:
     (tmp_path / "x.csv").write_text(header + rows + "fc3,0.5\n")
     with pytest.raises(UnreadableRun, match="a row 2"):
         open_run(tmp_path / "x.csv")
+
+
+def _with_more(path: Path) -> None:
+    path.write_bytes(path.read_bytes() + b"what somebody appended")
+
+
+@pytest.mark.parametrize("name", sorted(api.formats()))
+def test_no_reader_leaves_bytes_behind_a_container(tmp_path: Path, name: str) -> None:
+    place = tmp_path / (f"{name}.json" if name == "polygraphy" else name)
+    whence.convert(net(), place, to=name)
+    files = [place] if place.is_file() else sorted(place.rglob("*"))
+    kinds = (".npy", ".npz", ".pt", ".pth", ".safetensors")
+    held_in = [path for path in files if path.suffix in kinds]
+    for path in held_in[:1]:
+        _with_more(path)
+        try:
+            run = open_run(place)
+        except UnreadableRun:
+            continue
+        unread = [n for n in range(len(run.records)) if not _is_read(run, n)]
+        assert unread or run.lacks, path.name
+
+
+def _is_read(run: Any, record: int) -> bool:
+    try:
+        run.array(record)
+    except (UnreadableRun, ElementsMissing):
+        return False
+    return True
+
+
+@pytest.mark.parametrize("suffix", ["npy", "npz", "pt", "old.pt", "safetensors"])
+def test_containers_with_something_behind_are_refused(tmp_path: Path, suffix: str) -> None:
+    path = tmp_path / f"x.{suffix}"
+    tensors = {"a": torch.from_numpy(VALUES)}
+    if suffix == "npy":
+        np.save(path, VALUES)
+    elif suffix == "npz":
+        np.savez(path, a=VALUES)
+    elif suffix == "safetensors":
+        save_file(tensors, str(path))
+    else:
+        torch.save(tensors, path, _use_new_zipfile_serialization=suffix == "pt")
+    assert open_run(path).records
+    _with_more(path)
+    with pytest.raises(UnreadableRun):
+        open_run(path)

@@ -32,6 +32,7 @@ def tensors_of(building: Building, file: File) -> Iterator[Named]:
     """
     header, start = _header(file)
     promised = start + max(map(_end, header.values()), default=0)
+    file.all_read(0, min(promised, file.size))
     for inner, entry in sorted(header.items(), key=lambda item: _begin(item[1])):
         try:
             shape = limits.extents(entry["shape"], inner)

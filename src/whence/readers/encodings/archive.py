@@ -84,6 +84,21 @@ def ends(load: Callable[[], npt.NDArray[Any]]) -> Hashable | None:
     return (str(array.dtype), array.shape, *ends) if array.size > 1 else None
 
 
+def all_read(rest: Bytes, name: str, where: str = "behind") -> None:
+    """Raises UnreadableRun where a reader leaves these bytes and they are not zeros and blanks, as
+    where several things were saved into one file.
+    """
+    if rest.size and bytes(rest).strip(b"\0 \t\r\n"):
+        raise UnreadableRun(
+            f"{name} has {rest.size} bytes {where} what is read of it; save each thing into a file "
+            "of its own"
+        )
+
+
+_ZIP_END, _ZIP_TAIL = b"PK\5\6", (1 << 16) + 22
+"""How the last part of a zip archive begins, and the most bytes that it has."""
+
+
 class File:
     """A file, or bytes, read in parts. name: in errors. Raises UnreadableRun when there is no such
     file.
@@ -127,16 +142,9 @@ class File:
         return bytes(self.part(0, min(nbytes, self.size)))
 
     def all_read(self, start: int, end: int) -> None:
-        """Raises UnreadableRun where a reader leaves bytes other than zeros and blanks in front of
-        `start` or behind `end`, as where several things were saved into one file.
-        """
-        for begin, count in ((0, start), (end, self.size - end)):
-            if count > 0 and bytes(self.part(begin, count)).strip(b"\0 \t\r\n"):
-                where = "behind" if begin else "in front of"
-                raise UnreadableRun(
-                    f"{self.name} has {count} bytes {where} what is read of it; save each thing "
-                    "into a file of its own"
-                )
+        """Raises UnreadableRun where something is in front of `start` or behind `end`."""
+        all_read(self.part(0, start), self.name, "in front of")
+        all_read(self.part(end, self.size - end), self.name)
 
     def entries(self) -> dict[str, zipfile.ZipInfo]:
         """Returns the entries of a zip archive by name, in its order. Raises UnreadableRun, also
@@ -147,7 +155,13 @@ class File:
                 entries = {info.filename: info for info in archive.infolist()}
         except Exception as error:  # whatever a damaged directory does to zipfile
             raise UnreadableRun(f"{self.name} is a damaged zip archive: {error}") from error
-        self.all_read(min((info.header_offset for info in entries.values()), default=0), self.size)
+        tail = bytes(self.part(max(0, self.size - _ZIP_TAIL), min(self.size, _ZIP_TAIL)))
+        end = tail.rfind(_ZIP_END)
+        comment = int.from_bytes(tail[end + 20 : end + 22], "little")
+        self.all_read(
+            min((info.header_offset for info in entries.values()), default=0),
+            min(self.size, self.size - len(tail) + end + 22 + comment),
+        )
         return entries
 
     def entry(self, info: zipfile.ZipInfo, nbytes: int | None = None) -> Bytes:

@@ -18,7 +18,7 @@ from whence import dtypes
 from whence.dtypes import Array
 from whence.errors import ElementsMissing, UnreadableRun
 from whence.readers.encodings import limits
-from whence.readers.encodings.archive import Bytes, words
+from whence.readers.encodings.archive import Bytes, all_read, words
 
 MAGIC = b"\x93NUMPY"
 HEAD_BYTES = 10_012  # numpy reads headers of at most 10 000 bytes itself
@@ -82,8 +82,8 @@ def _fields(text: bytes) -> tuple[object, object, object]:
 
 
 def array(header: Header, data: Bytes, label: str) -> Array:
-    """Returns the array. data: the bytes from the start of the file. Raises ElementsMissing when
-    there are too few.
+    """Returns the array. data: the bytes of its file, or of its part of one. Raises ElementsMissing
+    when there are too few, UnreadableRun when there are more.
     """
     if header.word is None:
         raise ElementsMissing(f"{label} {header.why}")
@@ -93,6 +93,7 @@ def array(header: Header, data: Bytes, label: str) -> Array:
             f"{label}: {header.dtype} {header.shape} needs {nbytes} bytes, "
             f"{max(data.size - header.start, 0)} are there"
         )
+    all_read(data[header.start + nbytes :], label)
     if not nbytes:
         return np.empty(header.shape, dtypes.named(header.dtype).numpy)
     flat = words(data[header.start : header.start + nbytes], header.word)

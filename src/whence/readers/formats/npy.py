@@ -75,20 +75,20 @@ def _appended(file: File, header: numpy_file.Header) -> Iterator[Named]:
     """Returns the array of a .npy file, or the arrays of several calls of `np.save` on one file, by
     their places.
     """
-    start, arrays = 0, list[tuple[numpy_file.Header, int]]()
+    start, arrays = 0, list[tuple[numpy_file.Header, int, int]]()
     while True:
-        arrays.append((header, start))
-        if header.word is None:  # where it ends is not known
-            break
-        start += header.start + limits.count(header.shape) * header.word.itemsize
-        left = min(numpy_file.HEAD_BYTES, file.size - start)
-        head = bytes(file.part(start, left)) if left > 0 else b""
+        begin, start = start, file.size
+        if header.word is not None:  # else it is not known where it ends
+            nbytes = header.start + limits.count(header.shape) * header.word.itemsize
+            start = min(begin + nbytes, file.size)
+        arrays.append((header, begin, start - begin))
+        head = bytes(file.part(start, min(numpy_file.HEAD_BYTES, file.size - start)))
         if not head.startswith(numpy_file.MAGIC):
-            file.all_read(0, min(start, file.size))
+            file.all_read(0, start)
             break
         header = numpy_file.header(head, file.name)
-    for place, (header, start) in enumerate(arrays):
-        part = partial(file.part, start, file.size - start)
+    for place, (header, start, nbytes) in enumerate(arrays):
+        part = partial(file.part, start, nbytes)
         name = str(place) if len(arrays) > 1 else ""
         yield from _array(header, name, part, file.name, ordered=len(arrays) > 1)
 
