@@ -24,6 +24,7 @@ from whence.readers.assembly.named_tensors import Named
 from whence.readers.encodings import figure_tables, limits, number_text, raw_form, torch_file
 from whence.readers.encodings.archive import File
 from whence.readers.encodings.number_text import Digits, Values
+from whence.readers.encodings.pickle_values import TorchTensor
 from whence.readers.source import Place, suffix_of
 from whence.records import Run
 
@@ -191,7 +192,7 @@ def _items(building: Building, file: File) -> Iterator[Named]:
         read = _tensors_of_rows if is_named else _table
         read = _lists if words.lstrip()[:1] in ("[", "{") else read
         for inner, tensor in torch_file.tensors(read(words)):
-            is_of_file = isinstance(tensor, torch_file.TorchTensor)
+            is_of_file = isinstance(tensor, TorchTensor)
             values = Values(tensor.array()) if is_of_file else tensor
             yield _named(values, inner, is_ordered=bool(inner))
     except (ValueError, RecursionError) as error:
