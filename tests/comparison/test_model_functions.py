@@ -310,3 +310,32 @@ def test_what_drowns_behind_a_wider_sum_is_not_taken_back(tmp_path, by, status):
     pair = (m.to(torch.bfloat16) for m in (first, second))
     x = torch.randn(4, 9, WIDTH).to(torch.bfloat16)
     assert compared(tmp_path, *pair, x).status == status
+
+
+class Inlined(Cell):
+    """The norm runs without a call of its module."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.gain * self.shrink(self.act(self.grow(self.norm.forward(x))))
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("fault", [False, True])
+def test_a_parameter_held_by_the_code_around_is_rounded_as_there(tmp_path, seed, fault):
+    torch.manual_seed(seed)
+    first, x = Net(), torch.randn(2, 9, WIDTH)
+    for cell in first.cells:
+        nn.init.normal_(cell.norm.weight)
+        nn.init.normal_(cell.norm.bias)
+    second = Net()
+    second.cells[0] = Inlined()
+    second.load_state_dict(first.state_dict())
+    if fault:
+        second.cells[0].norm.eps = 0.2
+    for name, model, kind in (("a", first, torch.float32), ("b", second, torch.bfloat16)):
+        with torch.no_grad(), whence.capture(model.to(kind), tmp_path / name):
+            model(x.to(kind))
+    result = whence.compare(tmp_path / "a", tmp_path / "b")
+    assert result.status == ("different" if fault else "same")
+    if fault:
+        assert result.findings[0].name == "cells.0.norm"

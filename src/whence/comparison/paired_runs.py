@@ -290,6 +290,19 @@ class PairedRuns:
             else None
         )
 
+    def parameter_around(self, inner: Call, slot: str) -> SlotPair | None:
+        """The pair of a parameter of a call without a partner, in the partner of a call around it:
+        code of the target's that runs what a module of the reference does.
+        """
+        around = inner.parent
+        while around >= 0:
+            if around in self.pair_of:
+                partner = self.target.calls[self.plan.pairs[self.pair_of[around]].target]
+                if (pair := self.inner_parameter(partner, inner, slot)) is not None:
+                    return pair
+            around = self.calls[around].parent
+        return None
+
     @functools.cached_property
     def _first_content(self) -> dict[str, dict[str, tuple[str, tuple[int, ...]] | None]]:
         """By side and name of a parameter, its hash and shape at the first call that reads it: what

@@ -699,8 +699,9 @@ class Neighbourhoods:
         def value(slot: str) -> Array:
             if records[slot] in patches:
                 return patches[records[slot]]
-            if slot in slots:
-                return parameters.expected(slots[slot], is_initial.get(slot, True))
+            pair = slots.get(slot) or self._paired.parameter_around(call, slot)
+            if pair is not None:
+                return parameters.expected(pair, is_initial.get(slot, True))
             return self._paired.reference.array(records[slot])
 
         key = (
