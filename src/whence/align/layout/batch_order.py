@@ -144,6 +144,8 @@ def _places(reference: Array, target: Array, axis: int) -> Order | None:
     a, b = (_rows(array, axis) for array in (reference, target))
     if not 2 <= len(a) <= _MOST_SAMPLES:
         return None
+    size = max(abs(a).max(initial=0.0), abs(b).max(initial=0.0)) or 1.0  # squares of it overflow
+    a, b = a / size, b / size
     far = (a * a).sum(1)[:, None] + (b * b).sum(1) - 2 * a @ b.T
     places = np.empty(len(a), np.int64)
     for sample, row in enumerate(far):
