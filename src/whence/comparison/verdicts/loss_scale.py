@@ -14,7 +14,7 @@ from whence.comparison.paired_runs import PairedRuns
 from whence.dtypes import Array, unit_roundoff
 from whence.errors import ElementsMissing
 from whence.judge.limits import LIMITS
-from whence.records import Call, Operation, Record, Run
+from whence.records import Call, Operation, Run
 from whence.records.slots import (
     GRAD_SCALE,
     INVERSE_SCALE,
@@ -206,7 +206,7 @@ def is_value_alone(paired: PairedRuns, call: Call) -> bool:
     if value is None or (call.op, call.phase) != (LOSS, "forward"):
         return False
     ratios = {
-        slot.reference_slot: _ratio(*paired.records(slot))
+        slot.reference_slot: _ratio(paired, slot)
         for other in paired.calls
         if (other.op, _micro_batch(other)) == (LOSS, _micro_batch(call))
         for slot in paired.slots_of(other.id).values()
@@ -217,9 +217,11 @@ def is_value_alone(paired: PairedRuns, call: Call) -> bool:
     return max(own, default=math.inf) <= limit < abs(ratios["output.0"] - 1)
 
 
-def _ratio(*records: Record) -> float:
-    """The norm of the second tensor over that of the first; NaN where one is not known."""
-    norms = [s.norm for r in records if (s := r.statistics) is not None and s.norm]
+def _ratio(paired: PairedRuns, slot: SlotPair) -> float:
+    """The norm of the target's tensor over that of the reference's; NaN where one is not known."""
+    norms = [s.norm for r in paired.records(slot) if (s := r.statistics) is not None and s.norm]
+    if len(norms) < 2 and (arrays := paired.arrays(slot)) is not None:  # joined, or in new order
+        norms = [float(np.linalg.norm(a.astype(np.float64))) for a in arrays if np.any(a)]
     return norms[1] / norms[0] if len(norms) > 1 else math.nan
 
 
