@@ -24,7 +24,7 @@ from whence.comparison.verdicts.pair_errors import PairErrors
 from whence.comparison.verdicts.stretch_replay import Outcome
 from whence.dtypes import Array
 from whence.errors import ElementsMissing, ReplayRefused
-from whence.records import Call, Region
+from whence.records import Call, Ref, Region
 from whence.records.marks import Mark, has_mark
 from whence.records.slots import is_input, is_output, is_written
 from whence.results import (
@@ -404,6 +404,13 @@ class _Remembering(WiredReplay):
         self._inputs, self._patches, self._smooth = inputs, patches, smooth
         self.computed: dict[int, Array] = {}
         self._chosen = set[int]()
+        modules = (c for c in side.run.calls if c.kind == "module")
+        self._given = {
+            ref.record
+            for call in modules
+            for ref in call.slots("input")
+            if dtypes.is_floating(side.run.records[ref.record].dtype)
+        }
 
     def of(self, call: Call, given: Mapping[str, Array]) -> None:
         """Run a call and those inside. Raises ReplayRefused, ElementsMissing, KeyError."""
@@ -428,6 +435,12 @@ class _Remembering(WiredReplay):
     def lent(self, record: int | None) -> Array | None:
         """As `WiredReplay.lent`. What follows from a choice is no constant."""
         return None if record in self._chosen else super().lent(record)
+
+    def outside(self, call: Call, ref: Ref) -> Array | None:
+        """As `WiredReplay.outside`. What a module is given was computed, also where no call shows
+        how: each run would go on with what it recorded, and the two hold other numbers.
+        """
+        return None if ref.record in self._given else super().outside(call, ref)
 
     def _chooses(self, call: Call) -> bool:
         is_open = self.side.is_of_operators(call)
