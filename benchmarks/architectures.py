@@ -204,9 +204,11 @@ def in_a_process(name: str, ways: str, seed: int) -> Iterator[dict[str, Any]]:
                     )
             os._exit(0)
         end = time.monotonic() + LIMIT_S
-        while time.monotonic() < end and not os.waitpid(child, os.WNOHANG)[0]:
+        while time.monotonic() < end:
+            if os.waitpid(child, os.WNOHANG)[0]:
+                break
             time.sleep(0.05)
-        if time.monotonic() >= end:
+        else:
             os.kill(child, signal.SIGKILL)
             os.waitpid(child, 0)
         yield from map(json.loads, file.read_text().splitlines() if file.exists() else ())

@@ -85,9 +85,9 @@ class Elsewhere(NamedTuple):
 NOWHERE = Elsewhere()
 
 _OTHER_INPUTS = 0.5
-"""A tensor before which nothing was recorded and that is further off may have had other inputs: of
-28 pairs with other inputs 27 are, of 130 with a fault in the first tensor 55 have no other evidence
-than an error below it.
+"""Largest relative error of a tensor before which nothing was recorded that counts as a fault: a
+larger one may come from other inputs. Measured: of 28 pairs with other inputs, 27 have a larger
+one; 55 of 130 faults in a first tensor are named by this rule alone.
 """
 
 

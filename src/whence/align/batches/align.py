@@ -898,6 +898,9 @@ def _first_axis(
 def _batch_axis(
     count: int, sights: Sequence[SeenTokens], across: Sequence[SeenTokens]
 ) -> int | None:
+    """The axis that follows the number of rows, where this varies in either run; else the one of
+    the first two that has its extent.
+    """
     every = [*sights, *across]
     if len({s.batch for s in every}) > 1 and all(s.batch is not None for s in every):
         following = _axes_of_extent(count, None, every, lambda s: s.batch)

@@ -231,8 +231,8 @@ def _is_nearest(columns: Columns, longer: Array | None, shorter: Array | None) -
     """
     if longer is None or shorter is None or not dtypes.of(longer).is_floating:
         return False
-    wide, facing = longer.astype(np.float64), shorter.astype(np.float64)
-    parts = (wide[:, s : s + columns.real] for s in range(columns.width - columns.real + 1))
+    facing, starts = shorter.astype(np.float64), range(columns.width - columns.real + 1)
+    parts = (longer[:, s : s + columns.real].astype(np.float64) for s in starts)
     off = [float(np.linalg.norm(part - facing.reshape(part.shape))) for part in parts]
     return all(off[columns.start] < far for s, far in enumerate(off) if s != columns.start)
 

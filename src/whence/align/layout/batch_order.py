@@ -1,5 +1,6 @@
 """Finds that the target has the samples of a batch in another order, by the elements of the first
-tensors, for runs whose calls do not state their sequences: dumps of hooks and of precision tools.
+tensors of a pass: in dumps, and in what no tokens of a model's inputs order, such as a backward
+pass.
 """
 
 from __future__ import annotations

@@ -75,8 +75,8 @@ _OF_ONE_RUN = re.compile(r"\d{8,}|(?<=pid)\d+")
 
 
 def not_there(reference: Run, target: Run, options: CompareOptions) -> Iterator[NotThere]:
-    """The missing parts of either run, the reference's first; what a step would have computed that
-    raised in this run only is one.
+    """The missing parts of either run, the reference's first. What follows where a step raised in
+    one run alone is such a part of that run.
     """
     raised = [[c for c in r.calls if c.error and c.parent == -1] for r in (reference, target)]
     sides = zip(("reference", "target"), (reference, target), raised, raised[::-1], strict=True)

@@ -100,6 +100,13 @@ class ReplaySource:
                     made.setdefault(ref.record, call.order)
         return made
 
+    @functools.cached_property
+    def handed(self) -> frozenset[int]:
+        """Records of floating tensors that modules are given."""
+        modules = (call for call in self.run.calls if call.kind == "module")
+        given = (ref.record for call in modules for ref in call.slots("input"))
+        return frozenset(n for n in given if dtypes.is_floating(self.run.records[n].dtype))
+
     def is_of_operators(self, call: Call) -> bool:
         """Whether a call is a module, a graph of an engine or a part of the script whose operators
         are recorded as calls.

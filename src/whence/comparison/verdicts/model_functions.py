@@ -265,11 +265,13 @@ class ModelFunctions:
         outputs.
         """
         outputs = self._outputs(root)
-        moved = exact._replace(reference=self._with(root, pair, exact))
-        before, behind = (
-            max((_distance(p, e) or 0.0 for p in outputs), default=0.0) for e in (exact, moved)
-        )
-        return behind < _MOST * before
+        with contextlib.suppress(ReplayRefused, ElementsMissing, KeyError):
+            moved = exact._replace(reference=self._with(root, pair, exact))
+            before, behind = (
+                max((_distance(p, e) or 0.0 for p in outputs), default=0.0) for e in (exact, moved)
+            )
+            return behind < _MOST * before
+        return False
 
     def _shown(self, number: int, stretch: int) -> Iterator[tuple[str, SlotPair]]:
         """The paired tensors at the end of a region, by slot as its verdict names them: what a call
@@ -404,13 +406,6 @@ class _Remembering(WiredReplay):
         self._inputs, self._patches, self._smooth = inputs, patches, smooth
         self.computed: dict[int, Array] = {}
         self._chosen = set[int]()
-        modules = (c for c in side.run.calls if c.kind == "module")
-        self._given = {
-            ref.record
-            for call in modules
-            for ref in call.slots("input")
-            if dtypes.is_floating(side.run.records[ref.record].dtype)
-        }
 
     def of(self, call: Call, given: Mapping[str, Array]) -> None:
         """Run a call and those inside. Raises ReplayRefused, ElementsMissing, KeyError."""
@@ -440,7 +435,7 @@ class _Remembering(WiredReplay):
         """As `WiredReplay.outside`. What a module is given was computed, also where no call shows
         how: each run would go on with what it recorded, and the two hold other numbers.
         """
-        return None if ref.record in self._given else super().outside(call, ref)
+        return None if ref.record in self.side.handed else super().outside(call, ref)
 
     def _chooses(self, call: Call) -> bool:
         is_open = self.side.is_of_operators(call)
